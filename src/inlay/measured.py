@@ -277,7 +277,8 @@ def _row(written: dict[str, Any]) -> Measured:
         value = getattr(row, name)
         if not (isinstance(value, int | float) and math.isfinite(value)) and not (value is None and name in _PERHAPS):
             raise ValueError(name)
-    return row
+    policy = ReusePolicy.named(row.policy)
+    return row if policy is None else replace(row, policy=str(policy))  # its present key
 
 
 def _document(fingerprint: bytes, rows: dict[str, Any], version: int = VERSION) -> dict[str, Any]:

@@ -107,7 +107,9 @@ _WORDS: dict[str, tuple[str, str | None]] = {
     "modular": ("modular", "primed"),
 }
 _BEST, _AUTO = "modular", "auto"
-_ACROSS, _NOT_PROMOTED, _CONTENT = "across", "healing:off", FINDS[0]  # parts of a policy's key
+_ACROSS, _NOT_PROMOTED, _CONTENT = "across", "promote:off", FINDS[0]  # parts of a policy's key
+_FORMERLY = "healing:off"  # the former name of _NOT_PROMOTED, which is still read
+_NAMES = {_ACROSS: "across_adapters", _NOT_PROMOTED: "promote", _FORMERLY: "promote", _CONTENT: "find"}
 _NOT_GIVEN = (None,) * 6  # of the fields
 _PARSED = 256  # parsed policies that are remembered
 
@@ -119,7 +121,7 @@ _USE = f"Use one of {', '.join(WORDS)}, {_AUTO}."
 KEY = (
     f"^(?:(?:{'|'.join(word for word, (level, _) in _WORDS.items() if level == 'modular')})"
     f"(?:\\+{_ACROSS})?(?:\\+{_CONTENT})?(?:\\+{RECOMPUTE})?"
-    f"|{_BEST}(?:\\+{_ACROSS})?(?:\\+{_CONTENT})?(?:\\+{RECOMPUTE})?\\+{_NOT_PROMOTED}"
+    f"|{_BEST}(?:\\+{_ACROSS})?(?:\\+{_CONTENT})?(?:\\+{RECOMPUTE})?\\+(?:{_NOT_PROMOTED}|{_FORMERLY})"
     f"|{_AUTO}(?::{WRITTEN})?(?:\\+{_CONTENT})?)$"
 )
 
@@ -641,7 +643,7 @@ def _fields_of(key: object, options: bool = False) -> PolicyFields:
         raise PolicyError(f"{typed} is not a reuse policy. {remedy}", field="reuse", code="policy.unknown")
     found = PolicyFields(word, tolerance=tolerance if colon else None)
     for part in parts:
-        name = {_ACROSS: "across_adapters", _NOT_PROMOTED: "promote", _CONTENT: "find"}.get(part, "recompute")
+        name = _NAMES.get(part, "recompute")
         if getattr(found, name) is not None:
             message = f"{typed} sets {name} twice. Write {found.written(options)}."
             raise PolicyError(message, field="reuse", code="policy.conflict")

@@ -107,5 +107,5 @@ def test_drift_is_a_deprecated_name(llm):
 def test_policy_fields_equal_the_deprecated_key(llm):
     (fields,) = llm.generate("Hello", reuse="modular", recompute="linked:3", promote=False)
     with pytest.warns(DeprecationWarning, match="Write reuse='modular', recompute='linked:3', promote=False"):
-        (key,) = llm.generate("Hello", reuse="modular+linked:3+healing:off")
-    assert fields.reuse == key.reuse == "modular+linked:3+healing:off"
+        (key,) = llm.generate("Hello", reuse="modular+linked:3+promote:off")
+    assert fields.reuse == key.reuse == "modular+linked:3+promote:off"

@@ -56,6 +56,11 @@ def test_measurement_of_fewer_prompts_does_not_replace_one_of_more():
     assert Measurements.of(MODEL).about(None)[0] == row("modular", 0.5, prompts=20)
 
 
+def test_former_key_of_a_policy_is_read_as_its_present_one():
+    Measurements.of(MODEL).keep(None, [row("modular+healing:off", 1.0)])
+    assert Measurements.of(MODEL).about(None) == (row("modular+promote:off", 1.0),)
+
+
 def damage(path, how: str) -> None:
     document = json.loads(path.read_text())
     if how == "cut":

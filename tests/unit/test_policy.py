@@ -48,7 +48,7 @@ def test_modular_is_the_most_exact_form():
     assert best == BEST != fixed
     assert best.without_recompute() == fixed
     assert [ReusePolicy.parse(word).reads_promoted for word in WORDS] == [word == "modular" for word in WORDS]
-    off = ReusePolicy.parse("modular+healing:off")
+    off = ReusePolicy.parse("modular+promote:off")
     assert not off.reads_promoted
     assert off.anchored
     assert off.without_recompute() == fixed
@@ -106,7 +106,7 @@ SHARES = ["profiled", "query", "profiled*query", "blend"]
     ("asked", "safer", "without"),
     [
         ("modular", "modular+profiled:0.15", "exact"),
-        ("modular+healing:off", "modular+profiled:0.15+healing:off", "exact"),
+        ("modular+promote:off", "modular+profiled:0.15+promote:off", "exact"),
         ("isolated", "isolated+profiled:0.15", "exact"),
         ("anchored+across", "anchored+across+profiled:0.15", "exact"),
         ("anchored+linked:64", "anchored+profiled:0.15", "exact"),
@@ -161,7 +161,7 @@ def test_amounts_are_written_in_short_form():
 
 @pytest.mark.parametrize("recompute", ["", "+linked:16", "+profiled:0.15"])
 def test_promotion_can_be_turned_off_in_the_key(recompute):
-    written = f"modular{recompute}+healing:off"
+    written = f"modular{recompute}+promote:off"
     policy = ReusePolicy.parse(written)
     assert str(policy) == written
     assert re.fullmatch(KEY, written)
@@ -176,11 +176,11 @@ def test_promotion_can_be_turned_off_in_the_key(recompute):
         ("off+profiled:0.1", "policy.conflict"),
         ("exact+across", "policy.conflict"),
         ("off+across+linked:8", "policy.conflict"),
-        ("anchored+healing:off", "policy.conflict"),
-        ("exact+healing:off", "policy.conflict"),
+        ("anchored+promote:off", "policy.conflict"),
+        ("exact+promote:off", "policy.conflict"),
         ("auto+linked:16", "policy.conflict"),
         ("auto:0.1+across", "policy.conflict"),
-        ("modular+healing:off+healing:off", "policy.conflict"),
+        ("modular+promote:off+promote:off", "policy.conflict"),
         ("anchored+linked:4+linked:4", "policy.conflict"),
         ("modular+profiled:0.1+linked:3", "policy.conflict"),
         ("anchored+across+across", "policy.conflict"),
@@ -198,7 +198,7 @@ def test_promotion_can_be_turned_off_in_the_key(recompute):
         ("anchored+query*profiled:0.1", "policy.bad_recompute"),
         ("anchored+profiled*query:", "policy.bad_recompute"),
         ("isolated+blend:2", "policy.bad_recompute"),
-        ("modular+healing:on", "policy.bad_recompute"),
+        ("modular+promote:on", "policy.bad_recompute"),
         ("anchored+acros", "policy.bad_recompute"),
         ("profiled:0.1", "policy.no_base"),
         ("some+linked:8", "policy.unknown"),
@@ -249,7 +249,7 @@ def test_a_policy_across_adapters_has_a_key(word, recompute, positions):
     assert policy.across_adapters
     assert re.fullmatch(KEY, key)
     assert str(policy) == key
-    assert re.fullmatch(KEY, f"{key}+healing:off") is None or word == "modular"
+    assert re.fullmatch(KEY, f"{key}+promote:off") is None or word == "modular"
     assert ReusePolicy.parse(str(policy), positions) == policy
     assert policy.without_recompute() == ReusePolicy.parse(word, positions).without_recompute()
     assert not policy.alone().across_adapters
@@ -297,16 +297,23 @@ def test_no_fields_give_no_policy_and_a_policy_is_unchanged():
 
 def test_fields_without_reuse_refine_modular():
     assert str(PolicyFields(recompute="linked:3").policy()) == "modular+linked:3"
-    assert str(PolicyFields(promote=False).policy()) == "modular+healing:off"
+    assert str(PolicyFields(promote=False).policy()) == "modular+promote:off"
     assert str(PolicyFields(across_adapters=True).policy()) == "modular+across"
     assert str(PolicyFields(find="content").policy()) == "modular+content+profiled:0.1"
+
+
+def test_former_key_without_promotion_is_still_read():
+    assert ReusePolicy.parse("modular+linked:3+healing:off") == ReusePolicy.parse("modular+linked:3+promote:off")
+    assert re.fullmatch(KEY, "modular+linked:3+healing:off")
+    with raises("policy.conflict", PolicyError):
+        ReusePolicy.parse("modular+healing:off+promote:off")
 
 
 @pytest.mark.parametrize(
     "key",
     [
         "isolated+content+profiled:0.1",
-        "modular+across+content+linked:3+healing:off",
+        "modular+across+content+linked:3+promote:off",
         "auto+content",
         "auto:0.1+content",
     ],
@@ -324,7 +331,7 @@ def test_a_policy_that_finds_text_has_a_key(key):
     ("key", "written", "options"),
     [
         ("modular+linked:3", "reuse='modular', recompute='linked:3'", "--reuse modular --recompute linked:3"),
-        ("modular+healing:off", "reuse='modular', promote=False", "--reuse modular --no-promote"),
+        ("modular+promote:off", "reuse='modular', promote=False", "--reuse modular --no-promote"),
         (
             "anchored+across+profiled:0.15",
             "reuse='anchored', recompute='profiled:0.15', across_adapters=True",
@@ -355,7 +362,7 @@ def test_a_deprecated_key_is_shown_as_fields(key, written, options):
             "reuse='modular', recompute='linked:5'",
         ),
         (
-            PolicyFields("modular+healing:off", promote=False),
+            PolicyFields("modular+promote:off", promote=False),
             "policy.conflict",
             "reuse='modular', promote=False",
         ),

@@ -48,9 +48,9 @@ OWN = Schema.from_string(
 DOCUMENTS = ["A document of some length.", "Another one, not like it.", "A document of other things.", "Short one."]
 TRUNKS = [ids(24, seed) for seed in range(3)]
 POLICIES = [
-    *("exact", "exact", "off", "modular", "modular", "modular", "anchored", "isolated", "modular+healing:off"),
+    *("exact", "exact", "off", "modular", "modular", "modular", "anchored", "isolated", "modular+promote:off"),
     *("anchored+linked:3", "isolated+linked:2", "anchored+profiled:0.3", "modular+profiled:0.2", "isolated+blend:0.3"),
-    *("anchored+query:0.2", "modular+blend:0.3", "modular+query:0.4+healing:off", "anchored+profiled*query:0.3"),
+    *("anchored+query:0.2", "modular+blend:0.3", "modular+query:0.4+promote:off", "anchored+profiled*query:0.3"),
     *("modular+across", "anchored+across+linked:2", "modular+across+blend:0.2"),
 ]
 

@@ -277,7 +277,7 @@ def test_parts_of_messages_can_be_ordered():
     [
         ({"reuse": "off"}, "reuse 'off' is the same whatever is stored"),
         ({"reuse": "anchored"}, "reuse 'anchored' is the same whatever is stored"),
-        ({"reuse": "modular+healing:off"}, "reuse 'modular+healing:off' is the same whatever is stored"),
+        ({"reuse": "modular+promote:off"}, "reuse 'modular+promote:off' is the same whatever is stored"),
         ({"positions": "schema"}, "under positions 'schema' modules stand where their schema has them"),
         (
             {"prompt_logprobs": 0},

@@ -69,7 +69,7 @@ def test_change_is_logged_once_per_salt(caplog):
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("reuse", ["anchored", "modular+healing:off", "exact", "off"])
+@pytest.mark.parametrize("reuse", ["anchored", "modular+promote:off", "exact", "off"])
 def test_policy_of_one_form_reads_no_other_version(reuse):
     llm = make()
     system = SYSTEMS["at the end"]

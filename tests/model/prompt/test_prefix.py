@@ -61,7 +61,7 @@ def test_a_model_without_shifts_reads_its_first_module_exactly():
     assert text(llm, prefix(llm, "a", "c", positions="schema")) == ["Third."]
 
 
-@pytest.mark.parametrize("reuse", ["off", "exact", "anchored", "isolated", "modular+healing:off"])
+@pytest.mark.parametrize("reuse", ["off", "exact", "anchored", "isolated", "modular+promote:off"])
 def test_policies_without_promotion_have_no_prefix(llm, reuse):
     assert prefix_of(request(llm, "a", "b", "c", reuse=reuse)) is None
 

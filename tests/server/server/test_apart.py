@@ -154,5 +154,5 @@ def test_repeated_combination_is_promoted_for_its_tenant_only(site: Site):
     assert float(promoted.split()[-1]) >= forms[0]["anchored_tokens"]
     assert asked("bob", "Else?") == forms[0]
     assert asked("bob", "Other", reuse="exact")["promoted_tokens"] == 0
-    off = asked("ann", "Once?", reuse="modular+healing:off")
+    off = asked("ann", "Once?", reuse="modular+promote:off")
     assert (off["promoted_tokens"], off["anchored_tokens"]) == (0, forms[0]["anchored_tokens"])

@@ -139,7 +139,7 @@ def test_recomputation_is_requested_over_http(keyed):
     [
         ("anchored+linked:3", {"reuse": "anchored", "recompute": "linked:3"}),
         ("modular+linked:3", {"recompute": "linked:3"}),
-        ("modular+linked:3+healing:off", {"reuse": "modular", "recompute": "linked:3", "promote": False}),
+        ("modular+linked:3+promote:off", {"reuse": "modular", "recompute": "linked:3", "promote": False}),
         ("isolated+across", {"reuse": "isolated", "across_adapters": True}),
         ("modular+content+profiled:0.1", {"recompute": "profiled:0.1", "find": "content"}),
     ],

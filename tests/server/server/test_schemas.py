@@ -252,7 +252,7 @@ class TestWrong:
             ({"pml": TRIP, "reuse": "x"}, "reuse", "reuse='x' is not a reuse policy"),
             ({"pml": TRIP, "reuse": "modular+query:0.1"}, "reuse", "Write reuse='modular', and give recompute"),
             ({"pml": TRIP, "reuse": "isolated+linked:4"}, "reuse", "Write reuse='isolated', and give recompute"),
-            ({"pml": TRIP, "reuse": "modular+healing:off"}, "reuse", "Write reuse='modular', and give"),
+            ({"pml": TRIP, "reuse": "modular+promote:off"}, "reuse", "Write reuse='modular', and give"),
             ({"pml": TRIP, "recompute": "linked:4"}, "recompute", "Give recompute with each request"),
             ({"pml": TRIP, "promote": False}, "promote", "Give promote with each request"),
             ({"pml": TRIP, "across_adapters": True}, "across_adapters", "Give across_adapters with each request"),

@@ -154,7 +154,7 @@ def test_commands_take_the_same_options_of_models(capsys, monkeypatch, command):
     ("options", "key"),
     [
         *((("--reuse", word), word) for word in ("off", "exact", "isolated", "anchored", "modular")),
-        (("--reuse", "modular", "--no-promote"), "modular+healing:off"),
+        (("--reuse", "modular", "--no-promote"), "modular+promote:off"),
         (("--recompute", "linked:3"), "modular+linked:3"),
         (("--find", "content"), "modular+content+profiled:0.1"),
         (("--reuse", "anchored", "--recompute", "linked:3", "--across-adapters"), "anchored+across+linked:3"),

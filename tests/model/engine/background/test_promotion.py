@@ -94,7 +94,7 @@ def test_shared_prefix_of_combinations_is_promoted_once():
     check_stock(driver, fourth)
 
 
-@pytest.mark.parametrize("reuse", ["anchored", "isolated", "modular+healing:off"])
+@pytest.mark.parametrize("reuse", ["anchored", "isolated", "modular+promote:off"])
 def test_other_policies_read_their_own_form(reuse):
     """Their answers are reproducible: they do not depend on other requests (invariant 2)."""
     driver = driver_for()
@@ -111,7 +111,7 @@ def test_other_policies_read_their_own_form(reuse):
 
 def test_requests_of_one_form_cause_no_promotion():
     driver = driver_for()
-    for reuse in ("anchored", "modular+healing:off", "exact", "isolated"):
+    for reuse in ("anchored", "modular+promote:off", "exact", "isolated"):
         for _ in range(3):
             ask(driver, "abc", reuse=reuse)
     assert not work_off(driver.engine.promoter)
@@ -119,7 +119,7 @@ def test_requests_of_one_form_cause_no_promotion():
 
 def test_modular_without_promotion_equals_primed():
     driver = driver_for()
-    one, other = (ask(driver, "abc", reuse=reuse) for reuse in ("primed", "modular+healing:off"))
+    one, other = (ask(driver, "abc", reuse=reuse) for reuse in ("primed", "modular+promote:off"))
     same(driver, one, other)
 
 

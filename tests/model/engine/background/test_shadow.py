@@ -300,7 +300,7 @@ def test_comparison_ignores_later_promotions(compared):
     work_off(driver.engine.shadow)
     said = [first.token_ids]
     expected, found = (
-        driver.llm.distributions([prompt()], said, reuse=reuse)[0] for reuse in ("off", "modular+healing:off")
+        driver.llm.distributions([prompt()], said, reuse=reuse)[0] for reuse in ("off", "modular+promote:off")
     )
     assert compared[0].kl == pytest.approx(divergence(expected, found), rel=1e-3)
     assert len(compared) == 2, "the third one was exact"

@@ -152,7 +152,7 @@ def test_fields_outside_sampling_are_translated(make):
 def test_policies():
     for reuse in ("off", "exact", "isolated", "anchored"):
         assert chat(reuse=reuse).reuse == completion(reuse=reuse).reuse == reuse
-    for reuse in ("modular", "modular+healing:off", "modular+linked:4+healing:off"):
+    for reuse in ("modular", "modular+promote:off", "modular+linked:4+promote:off"):
         assert chat(reuse=reuse).reuse == reuse
 
 
