@@ -15,7 +15,7 @@ from inlay.cli.documents import SCHEMA_SUFFIXES, DocumentChat, is_schema, plain_
 from inlay.cli.options import announce_hub
 from inlay.cli.pml_files import prompt_file, schema_file, standard_input
 from inlay.cli.settings import Options, with_settings
-from inlay.errors import ParameterError
+from inlay.errors import ContextError, ParameterError
 from inlay.pml import Prompt, resolve
 from inlay.settings import RUN
 from inlay.wording import clip, printable
@@ -78,7 +78,12 @@ def run(
         llm, asked = _of_model(source, question, document, options)
     names: list[str | None] = [*options.adapters()] or [None]
     params = options.sampling(llm)
-    rows = [_row(llm, asked, params, name, echo, compare=compare) for name in names]
+    try:
+        rows = [_row(llm, asked, params, name, echo, compare=compare) for name in names]
+    except ContextError as error:
+        if not document:
+            raise
+        raise ContextError(f"{error}; {_largest(document)}", code=error.code) from error
     if as_json:
         print(json.dumps(rows[0] | ({"adapters": rows[1:]} if len(rows) > 1 else {}), ensure_ascii=False))
     elif isinstance(asked, Prompt):
@@ -88,6 +93,15 @@ def run(
         print(flush=True)
         _table(rows, sys.stderr)
     llm.shutdown()  # waits for outstanding writes
+
+
+def _largest(patterns: Sequence[str]) -> str:
+    """Return a remedy for documents that exceed the context. It names the largest one."""
+    found = read_documents(patterns)
+    largest = max(found, key=lambda one: len(one.text))
+    if len(found) == 1:
+        return f"cut --document {largest.path}, or the question"
+    return f"give fewer of the {len(found)} documents, of which --document {largest.path} is the largest"
 
 
 def _of_schema(

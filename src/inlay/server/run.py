@@ -346,7 +346,13 @@ class PromptHeads(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         assert isinstance(self.conn, _OneLength), "it was made above"
-        super().send_400_response(self.conn.refusal or msg)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its body is malformed, so the application is to send nothing more
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(self.conn.refusal or msg)
+        else:  # the response began before the whole body came
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -142,7 +142,7 @@ def test_prompts_of_schemas(site: Site):
             "the request asks for 65 answers, but",
         ),
         (COMPLETIONS, {"prompt": "x", "tools": [1]}, 400, "unsupported_field", "tools is not supported"),
-        (COMPLETIONS, {"prompt": "x", "cache_salt": "a"}, 400, "unknown_field", "/v1/completions takes no field"),
+        (COMPLETIONS, {"prompt": "x", "cache_salt": "a"}, 400, "unsupported_field", "cache_salt is not supported"),
         (COMPLETIONS, {"prompt": "x", "reuse": "some"}, 400, "policy.unknown", "reuse='some' is not a reuse policy"),
         (COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "invalid_value", "temperature is -1.0; it must be"),
         (CHAT, [], 400, "invalid_value", "the body is an empty list; it must be an object"),

@@ -1,15 +1,20 @@
-"""Connections that bring no request, half of a head, or a head with two meanings do not stay."""
+"""Connections that bring no request, half of a head, a head with two meanings or a malformed body do not stay."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from inlay.api.failures import BodyError
+from inlay.server.errors import refuse
 from inlay.server.run import PromptHeads
 from tests.server.server.asgi import Echo
 
@@ -20,9 +25,10 @@ class Quick(PromptHeads):
     head_s = 0.3
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    config = uvicorn.Config(Echo(), port=0, http=Quick, log_config=None, lifespan="off", timeout_keep_alive=30)
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[int]:
+    """Serve an application in a thread. Yields the port."""
+    config = uvicorn.Config(app, port=0, http=Quick, log_config=None, lifespan="off", timeout_keep_alive=30)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -31,6 +37,12 @@ def port() -> Iterator[int]:
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving(Echo()) as port:
+        yield port
 
 
 def ended(port: int, *pieces: bytes) -> tuple[bool, bytes]:
@@ -108,3 +120,22 @@ def test_single_body_length_keeps_the_connection(port: int, post: bytes):
     closed, answer = ended(port, post + last)
     assert closed
     assert answer.count(b"HTTP/1.1 200") == 2
+
+
+async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse every request before its body is read."""
+    await refuse(BodyError("no key", code="no_key", status=401), scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [([b"zz\r\n"], b"400"), ([b"", b"zz\r\n"], b"401"), ([b"2\r\n{}\r\n", b"zz\r\n"], b"401")],
+    ids=["at once", "after the response began", "in the middle"],
+)
+def test_malformed_body_of_a_refused_request_logs_no_exception(pieces: list[bytes], status: bytes, caplog):
+    with serving(refusing) as port:
+        closed, answer = ended(port, _post("Transfer-Encoding: chunked") + pieces[0], *pieces[1:])
+    assert closed
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []

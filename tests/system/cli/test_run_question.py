@@ -40,6 +40,16 @@ def test_documents_are_modules_and_can_be_compared_with_no_reuse(capsys):
     assert row["baseline"]["cached_tokens"] == 0
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_documents_beyond_the_context_are_named(tmp_path, capsys, others):
+    long = tmp_path / "long.txt"
+    long.write_text("word " * 20_000)
+    documents = ("--document", str(long), *("--document", str(BRAVEL)) * others)
+    status, out, err = run(capsys, "run", "demo", "Well?", *documents, "--store", "off")
+    assert (status, out) == (2, "")
+    assert f"--document {long}" in err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -77,6 +77,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     **REFUSED,
     "audio": ((), "inlay writes text alone; leave it out"),
     "best_of": ((1,), "inlay returns every answer that it makes; ask for several with n"),
+    "cache_salt": ((), "the key of the request determines its cache; leave it out, and give each tenant a key"),
     "chat_template": ((), "a template is a program, and only the model's own is run; write chat_template_kwargs"),
     "function_call": (("auto", "none"), "it is the old form of tool_choice; write that"),
     "functions": (([],), "it is the old form of tools; write those"),
