@@ -1,7 +1,9 @@
 // Linear layers in bf16 for processors that multiply fp32 alone: numbers are widened to fp32, and sums rounded once.
 // Included by the versions that define VL, the floats of a vector, and LINEAR, the name of the function.
 //
-// Up to 8 rows: weight rows are read once and widened in registers. Reading the weights is the lower bound of the time.
+// Up to 3 rows: weight rows are read once and widened in registers. Reading the weights is the lower bound of the time.
+// Up to 48 rows: the same for 2 outputs at a time, in shares that wait in the second-level cache for groups of up to 5
+// rows. Reading the weights is the lower bound of up to 5 rows, and the products that of more.
 // More rows: rows of x are the lanes of vectors, as in linear_avx512bf16.cpp. A block of weights is widened once for all
 // rows. It lies in the second-level cache, and one number at a time is broadcast to 16 rows. The products are the lower
 // bound.
@@ -24,7 +26,12 @@ namespace {
 
 #include "simd.h"
 
-constexpr int64_t kFew = 8;           // rows up to which reading the weights is the lower bound
+constexpr int64_t kSome = 48;         // rows up to which weights are widened in registers
+constexpr int kGroupRows = 5;         // rows and
+constexpr int kGroupOuts = 2;         // outputs whose sums fill the registers
+constexpr int64_t kStretch = 1216;    // inputs at a time: those of a group fill most of the first-level cache
+constexpr int64_t kShare = 1 << 14;   // weights of one share, for kGroupOuts: two shares fit the second-level cache
+constexpr int64_t kMostOuts = 48;     // outputs of one share
 constexpr int64_t kTile = 16;         // rows of x that are lanes at the same time
 constexpr int64_t kHalf = kTile / 2;  // and those of the last tile, if it has no more
 constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill half of the first-level cache
@@ -44,53 +51,79 @@ constexpr int64_t kPairs = 2 * VL;  // the numbers of a vector of pairs
 INLINE vf evens(vu pairs) { return reinterpret_cast<vf>(pairs << 16); }
 INLINE vf odds(vu pairs) { return reinterpret_cast<vf>(pairs & 0xffff0000u); }
 
+INLINE vu pairs_at(const uint16_t* from) {
+  vu pairs;
+  std::memcpy(&pairs, from, sizeof pairs);
+  return pairs;
+}
+
+// The last `count` numbers of a row, then zeros.
+INLINE vu last_pairs(const uint16_t* from, int64_t count) {
+  uint16_t last[kPairs] = {};
+  std::memcpy(last, from, static_cast<size_t>(count) * sizeof(uint16_t));
+  return pairs_at(last);
+}
+
 int64_t padded(int64_t in) { return (in + kPairs - 1) / kPairs * kPairs; }
 
 float* floats(Scratch& scratch, int64_t count) {
   return reinterpret_cast<float*>(scratch.take(static_cast<size_t>(count) * sizeof(float)));
 }
 
-// Few rows of x as fp32, (rows, padded(in)): the even numbers of kPairs, then the odd ones; zeros at the end.
-const float* split(const Linear& layer, Scratch& scratch) {
-  const int64_t width = padded(layer.in);
+// Rows of x in fp32, in groups that are multiplied together. Group g has the rows from first(g) up to first(g + 1). Every
+// kPairs inputs of its R rows lie together: the even numbers of each row, then the odd ones; zeros behind the last input.
+struct Groups {
+  const float* numbers;
+  int64_t rows, width, count;
+
+  int64_t first(int64_t g) const { return rows * g / count; }
+  const float* at(int64_t g, int64_t input) const {
+    return numbers + first(g) * width + input * (first(g + 1) - first(g));
+  }
+};
+
+Groups grouped(const Linear& layer, int64_t most, Scratch& scratch) {
+  const int64_t width = padded(layer.in), whole = layer.in / kPairs * kPairs;
   float* to = floats(scratch, layer.rows * width);
-  std::fill(to, to + layer.rows * width, 0.0f);
-  for (int64_t row = 0; row < layer.rows; ++row)
-    for (int64_t i = 0; i < layer.in; ++i)
-      to[row * width + i / kPairs * kPairs + i % 2 * VL + i % kPairs / 2] = from_bf16(layer.x[row * layer.x_stride + i]);
-  return to;
+  const Groups groups{to, layer.rows, width, (layer.rows + most - 1) / most};
+  for (int64_t g = 0; g < groups.count; ++g)
+    for (int64_t i = 0; i < layer.in; i += kPairs) {
+      const int64_t first = groups.first(g), rows = groups.first(g + 1) - first;
+      for (int64_t r = 0; r < rows; ++r, to += VL) {
+        const uint16_t* from = layer.x + (first + r) * layer.x_stride + i;
+        const vu pairs = i < whole ? pairs_at(from) : last_pairs(from, layer.in - whole);
+        store(to, evens(pairs));
+        store(to + rows * VL, odds(pairs));
+      }
+      to += rows * VL;
+    }
+  return groups;
 }
 
-// One output of M rows. x: see split. The sums of few rows use several registers, because each addition waits for the
+// One output of M rows. x: one of Groups. The sums of few rows use several registers, because each addition waits for the
 // last.
 template <int M>
 INLINE void dot(const Linear& layer, const float* x, int64_t out) {
   constexpr int kSums = M == 1 ? 8 : M == 2 ? 4 : M <= 6 ? 2 : 1;
   constexpr int kBlocks = (M == 1 ? 64 : 32) / kPairs;  // vectors at a time: whole cache lines
-  const int64_t width = padded(layer.in), whole = layer.in / kPairs * kPairs;
+  const int64_t whole = layer.in / kPairs * kPairs;
   const uint16_t* weight = layer.weight + out * layer.in;
   vf sum[M][kSums] = {};
-  auto add = [&](const uint16_t* from, int64_t i, int block) {
-    vu pairs;
-    std::memcpy(&pairs, from, sizeof pairs);
+  auto add = [&](vu pairs, int64_t i, int block) {
     const vf low = evens(pairs), high = odds(pairs);
     for (int m = 0; m < M; ++m) {
-      sum[m][2 * block % kSums] += load(x + m * width + i) * low;
-      sum[m][(2 * block + 1) % kSums] += load(x + m * width + i + VL) * high;
+      sum[m][2 * block % kSums] += load(x + i * M + m * VL) * low;
+      sum[m][(2 * block + 1) % kSums] += load(x + i * M + (M + m) * VL) * high;
     }
   };
   int64_t i = 0;
   for (; i + kPairs * kBlocks <= whole; i += kPairs * kBlocks) {
     for (int line = 0; line < kPairs * kBlocks; line += 32) __builtin_prefetch(weight + i + kAhead + line, 0, 2);
 #pragma GCC unroll 8
-    for (int block = 0; block < kBlocks; ++block) add(weight + i + kPairs * block, i + kPairs * block, block);
+    for (int block = 0; block < kBlocks; ++block) add(pairs_at(weight + i + kPairs * block), i + kPairs * block, block);
   }
-  for (; i < whole; i += kPairs) add(weight + i, i, 0);
-  if (whole < layer.in) {
-    uint16_t last[kPairs] = {};
-    std::memcpy(last, weight + whole, static_cast<size_t>(layer.in - whole) * sizeof(uint16_t));
-    add(last, whole, 0);
-  }
+  for (; i < whole; i += kPairs) add(pairs_at(weight + i), i, 0);
+  if (whole < layer.in) add(last_pairs(weight + whole, layer.in - whole), whole, 0);
   for (int m = 0; m < M; ++m) {
     for (int s = 1; s < kSums; ++s) sum[m][0] += sum[m][s];
     layer.y[m * layer.y_stride + out] = to_bf16(sum_of(sum[m][0]) + (layer.bias ? from_bf16(layer.bias[out]) : 0.0f));
@@ -100,11 +133,116 @@ INLINE void dot(const Linear& layer, const float* x, int64_t out) {
 template <int M>
 void few_rows(const Linear& layer, int threads) {
   static thread_local Scratch scratch;
-  const float* x = split(layer, scratch);
+  const float* x = grouped(layer, M, scratch).numbers;
   const int64_t worth = std::max<int64_t>(1, layer.out * layer.in / kStream);
   run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
     const int64_t end = layer.out * (thread + 1) / team.threads();
     for (int64_t out = layer.out * thread / team.threads(); out < end; ++out) dot<M>(layer, x, out);
+  });
+}
+
+// Weights of the next share, fetched into the second-level cache line by line.
+struct Ahead {
+  const char* at;
+  const char* end;
+  int lines;  // for every 32 inputs of a product
+
+  INLINE void fetch() {
+    for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+// The same number, kept in a register. GCC would read it from memory for each product.
+INLINE vf kept(vf number) {
+#if defined(__AVX__)
+  asm("" : "+x"(number));
+#endif
+  return number;
+}
+
+// Adds the products of O outputs and a group of R rows, for some inputs, to sums (O, layer.rows).
+template <int O, int R>
+INLINE void multiply_group(const Linear& layer, const float* x, const uint16_t* weight, int64_t inputs, float* sums,
+                           Ahead* ahead) {
+  constexpr int kSums = (O * R + VL - 1) / VL * VL;
+  vf sum[kSums] = {};
+  vu pairs[O];
+  auto add = [&] {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      vf weights[O];
+      for (int o = 0; o < O; ++o) weights[o] = half ? odds(pairs[o]) : evens(pairs[o]);
+      for (int r = 0; r < R; ++r, x += VL) {
+        const vf number = kept(load(x));
+        for (int o = 0; o < O; ++o) sum[o * R + r] += number * weights[o];
+      }
+    }
+  };
+  const int64_t whole = inputs / kPairs * kPairs;
+  for (int64_t i = 0; i < whole; i += kPairs) {
+    if (i % 32 == 0) ahead->fetch();
+    for (int o = 0; o < O; ++o) pairs[o] = pairs_at(weight + o * layer.in + i);
+    add();
+  }
+  if (whole < inputs) {
+    for (int o = 0; o < O; ++o) pairs[o] = last_pairs(weight + o * layer.in + whole, inputs - whole);
+    add();
+  }
+  float each[kSums];
+  for (int i = 0; i < kSums; i += VL) store(each + i, sum_each(sum + i));
+  for (int o = 0; o < O; ++o)
+    for (int r = 0; r < R; ++r) sums[o * layer.rows + r] += each[o * R + r];
+}
+
+// The same for all outputs of a share.
+template <int R>
+void multiply_share(const Linear& layer, const float* x, const uint16_t* weight, int64_t outs, int64_t inputs,
+                    float* sums, Ahead* ahead) {
+  int64_t out = 0;
+  for (; out + kGroupOuts <= outs; out += kGroupOuts)
+    multiply_group<kGroupOuts, R>(layer, x, weight + out * layer.in, inputs, sums + out * layer.rows, ahead);
+  for (; out < outs; ++out)
+    multiply_group<1, R>(layer, x, weight + out * layer.in, inputs, sums + out * layer.rows, ahead);
+}
+
+void some_rows(const Linear& layer, int threads) {
+  static thread_local Scratch scratch;
+  const Groups groups = grouped(layer, kGroupRows, scratch);
+  const int64_t rows = layer.rows, in = layer.in;
+  const int64_t outs = std::clamp(kShare / in * kGroupOuts, int64_t{kGroupOuts}, kMostOuts);
+  const int64_t worth = std::max<int64_t>(1, layer.out * in / kStream);
+  const int lines = static_cast<int>((kGroupOuts + groups.count - 1) / groups.count);
+  std::atomic<int64_t> next{0};
+  run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team&, int) {
+    float sums[kMostOuts * kSome];
+    const auto take = [&] { return std::min(outs * next.fetch_add(1, std::memory_order_relaxed), layer.out); };
+    const auto at = [&](int64_t out) {
+      return reinterpret_cast<const char*>(layer.weight + std::min(out, layer.out) * in);
+    };
+    for (int64_t first = take(), after; first < layer.out; first = after) {
+      const int64_t count = std::min(outs, layer.out - first);
+      after = take();
+      Ahead ahead{at(after), at(after + outs), lines};
+      std::fill(sums, sums + count * rows, 0.0f);
+      for (int64_t input = 0; input < in; input += kStretch) {
+        const int64_t inputs = std::min(kStretch, in - input);
+        const uint16_t* weight = layer.weight + first * in + input;
+        for (int64_t g = 0; g < groups.count; ++g) {
+          const float* x = groups.at(g, input);
+          float* to = sums + groups.first(g);
+          switch (groups.first(g + 1) - groups.first(g)) {
+            case 5: multiply_share<5>(layer, x, weight, count, inputs, to, &ahead); break;
+            case 4: multiply_share<4>(layer, x, weight, count, inputs, to, &ahead); break;
+            default: multiply_share<3>(layer, x, weight, count, inputs, to, &ahead);
+          }
+        }
+      }
+      for (int64_t j = 0; j < count; ++j) {
+        const float bias = layer.bias ? from_bf16(layer.bias[first + j]) : 0.0f;
+        for (int64_t row = 0; row < rows; ++row)
+          layer.y[row * layer.y_stride + first + j] = to_bf16(sums[j * rows + row] + bias);
+      }
+    }
   });
 }
 
@@ -252,12 +390,7 @@ void LINEAR(const Linear& layer, int threads) {
     case 1: return few_rows<1>(layer, threads);
     case 2: return few_rows<2>(layer, threads);
     case 3: return few_rows<3>(layer, threads);
-    case 4: return few_rows<4>(layer, threads);
-    case 5: return few_rows<5>(layer, threads);
-    case 6: return few_rows<6>(layer, threads);
-    case 7: return few_rows<7>(layer, threads);
-    case kFew: return few_rows<kFew>(layer, threads);
-    default: many_rows(layer, threads);
+    default: layer.rows <= kSome ? some_rows(layer, threads) : many_rows(layer, threads);
   }
 }
 

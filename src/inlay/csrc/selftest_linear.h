@@ -15,7 +15,8 @@ namespace inlay {
 inline bool multiplies(RunLinear run, unsigned seed) {
   std::mt19937 random(seed);
   const auto number = [&](int64_t most) { return static_cast<int64_t>(random() % static_cast<unsigned>(most)) + 1; };
-  const int64_t rows = number(random() % 8 ? 70 : 1100), in = number(random() % 4 ? 90 : 600), out = number(130);
+  const int64_t rows = number(random() % 8 ? 70 : 1100), out = number(130);
+  const int64_t in = number(random() % 4 ? 90 : random() % 4 ? 600 : 3000);
   std::normal_distribution<float> normal;
   const auto numbers = [&](int64_t count) {
     std::vector<uint16_t> made(static_cast<size_t>(count));

@@ -104,11 +104,12 @@ def test_direct_layers_equal_linear_layers(instruction_set, rows, inputs, output
 
 
 @pytest.mark.parametrize("instruction_set", ["avx512bf16", "avx2", "portable"])
-def test_direct_layers_take_many_rows(instruction_set):
+@pytest.mark.parametrize(("rows", "inputs"), [(1100, 40), (2, 2500), (4, 2500), (16, 2500), (48, 2499), (60, 2500)])
+def test_direct_layers_take_many_rows_and_many_inputs(instruction_set, rows, inputs):
     if not kernel.linear_supported(instruction_set):
         pytest.skip("another processor")
     torch.manual_seed(2)
-    x, weight = torch.randn(1100, 40).bfloat16(), torch.randn(50, 40).bfloat16()
+    x, weight = torch.randn(rows, inputs).bfloat16(), torch.randn(50, inputs).bfloat16()
     assert close(DirectLinear(weight, None, instruction_set)(x), exact(x, weight, None))
 
 
