@@ -49,13 +49,13 @@ INLINE float number(const uint16_t* from) { return from_bf16(*from); }
 INLINE void put(float* to, float value) { *to = value; }
 INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
 
-constexpr int64_t kShare = 1 << 14;  // work, in numbers, that pays for waking another thread
+constexpr double kNumber = 4e-10;  // seconds for one number of a row, about
 
-// Cuts rows into equal shares for at most `threads` threads, with at least kShare numbers for each.
+// Cuts rows into equal shares for the threads that pay.
 template <class Body>
 void share_rows(int threads, int64_t rows, int64_t numbers_per_row, const Body& body) {
-  const int64_t worth = std::max<int64_t>(1, rows * numbers_per_row / kShare);
-  run_parallel(static_cast<int>(std::min<int64_t>({threads, rows, worth})), [&](Team& team, int thread) {
+  const int worth = worthwhile(threads, kNumber * static_cast<double>(rows * numbers_per_row));
+  run_parallel(static_cast<int>(std::min<int64_t>(worth, rows)), [&](Team& team, int thread) {
     body(rows * thread / team.threads(), rows * (thread + 1) / team.threads());
   });
 }

@@ -1,6 +1,7 @@
 // y = x · weightᵀ + bias in bf16, with weights in the layout of a checkpoint: nothing is packed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace inlay {
@@ -15,6 +16,11 @@ struct Linear {
   int64_t y_stride;
   int64_t rows, in, out;
 };
+
+// Seconds of one thread for few rows, about: those of reading the weights or of the products.
+inline double seconds_of(const Linear& layer) {
+  return static_cast<double>(layer.out * layer.in) * std::max(2e-10, 4e-11 * static_cast<double>(layer.rows));
+}
 
 using RunLinear = void (*)(const Linear& layer, int threads);
 

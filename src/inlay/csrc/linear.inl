@@ -38,7 +38,6 @@ constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill 
 constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kRows = 512;        // rows at a time, so that the sums of a share stay in the second-level cache
 constexpr int64_t kAhead = 2048;      // weights between a product and the prefetched ones: 4 KiB
-constexpr int64_t kStream = 1 << 14;  // weights that pay for waking another thread
 
 INLINE void store_bf16(uint16_t* to, vf v, int64_t count) {
   const vh half = narrowed(v);
@@ -134,8 +133,7 @@ template <int M>
 void few_rows(const Linear& layer, int threads) {
   static thread_local Scratch scratch;
   const float* x = grouped(layer, M, scratch).numbers;
-  const int64_t worth = std::max<int64_t>(1, layer.out * layer.in / kStream);
-  run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
+  run_parallel(worthwhile(threads, seconds_of(layer)), [&](Team& team, int thread) {
     const int64_t end = layer.out * (thread + 1) / team.threads();
     for (int64_t out = layer.out * thread / team.threads(); out < end; ++out) dot<M>(layer, x, out);
   });
@@ -210,10 +208,9 @@ void some_rows(const Linear& layer, int threads) {
   const Groups groups = grouped(layer, kGroupRows, scratch);
   const int64_t rows = layer.rows, in = layer.in;
   const int64_t outs = std::clamp(kShare / in * kGroupOuts, int64_t{kGroupOuts}, kMostOuts);
-  const int64_t worth = std::max<int64_t>(1, layer.out * in / kStream);
   const int lines = static_cast<int>((kGroupOuts + groups.count - 1) / groups.count);
   std::atomic<int64_t> next{0};
-  run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team&, int) {
+  run_parallel(worthwhile(threads, seconds_of(layer)), [&](Team&, int) {
     float sums[kMostOuts * kSome];
     const auto take = [&] { return std::min(outs * next.fetch_add(1, std::memory_order_relaxed), layer.out); };
     const auto at = [&](int64_t out) {

@@ -35,7 +35,6 @@ constexpr int64_t kBlock = 8;         // rows of x at a time up to kSome
 constexpr int64_t kTile = 64;         // rows of x that are lanes at the same time
 constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kNone = -1;
-constexpr int64_t kStream = 1 << 14;  // weights that pay for waking another thread
 
 INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
   return (__m512bh)_mm512_maskz_loadu_epi16(which, from);
@@ -81,8 +80,7 @@ template <int M>
 void few_rows(const Linear& layer, int threads) {
   constexpr int kAtOnce = M == 1 ? 1 : M == 2 ? 2 : 4;  // weight rows for each loaded x
   const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce;
-  const int64_t worth = std::max<int64_t>(1, layer.out * layer.in / kStream);
-  run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
+  run_parallel(worthwhile(threads, seconds_of(layer)), [&](Team& team, int thread) {
     const int64_t end = groups * (thread + 1) / team.threads();
     for (int64_t group = groups * thread / team.threads(); group < end; ++group) dot<M, kAtOnce>(layer, group * kAtOnce);
   });

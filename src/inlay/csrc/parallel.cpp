@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -159,6 +160,34 @@ void run_parallel(int threads, const std::function<void(Team&, int)>& body) {
   }
   static Pool pool;
   pool.run(threads, body);
+}
+
+namespace {
+
+// Seconds of a region without work, when its threads have had nothing to do for a while.
+double waking(int threads) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kTimes = 9;
+  constexpr std::chrono::microseconds kPause(100);
+  double seconds[kTimes];
+  for (double& each : seconds) {
+    const auto before = Clock::now();
+    while (Clock::now() - before < kPause) {  // not asleep: this thread computes between regions
+    }
+    const auto start = Clock::now();
+    run_parallel(threads, [](Team&, int) {});
+    each = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  std::nth_element(seconds, seconds + kTimes / 2, seconds + kTimes);
+  return std::min(seconds[kTimes / 2], 1e-4);  // more than this: another process had the processor
+}
+
+}  // namespace
+
+int worthwhile(int threads, double seconds) {
+  if (threads <= 1) return 1;
+  static const double least = waking(threads);
+  return seconds - seconds / threads > least ? threads : 1;
 }
 
 const char* threading() { return openmp().found() ? "openmp" : "std"; }

@@ -23,6 +23,11 @@ class Team {
 // Runs body(team, thread) on `threads` threads and returns when all have ended. Body must not throw.
 void run_parallel(int threads, const std::function<void(Team&, int)>& body);
 
+// Returns how many of the threads to use for a region that takes one thread `seconds`: all of them, or one if waking them
+// takes longer than they save. Waking a sleeping thread takes some microseconds, and up to 100 in a virtual machine. It
+// is measured once in a process.
+int worthwhile(int threads, double seconds);
+
 // The runtime of the threads: "openmp" (the process's own OpenMP runtime) or "std".
 const char* threading();
 

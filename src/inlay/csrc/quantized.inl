@@ -28,7 +28,6 @@ namespace {
 constexpr int kHalves = kQuantizedBlock / VL;  // vectors of a block
 constexpr int64_t kShare = 4;                  // blocks that many rows pass through while they are in the cache
 constexpr int64_t kFew = 12;                   // rows up to which one thread rounds them all
-constexpr int64_t kWorth = 1 << 15;            // weights that pay for waking another thread
 constexpr float kNothing = 1e-30f;             // a group counts as zeros if no input is above this
 static_assert(kQuantizedBlock % VL == 0);
 
@@ -339,9 +338,9 @@ void run(const Quantized& layer, int threads) {
   const Rounded<Bits> x{reinterpret_cast<int32_t*>(scratch.take(words)), groups};
   const bool few = layer.rows <= kFew;
   if (few) round_rows<Bits, T>(layer, x, 0, layer.rows);
-  const int64_t worth = std::max<int64_t>(1, layer.out * layer.in * (few ? 1 : layer.rows) / kWorth);
+  const double seconds = 5e-11 * static_cast<double>(layer.out * layer.in * layer.rows);  // of one thread, about
   std::atomic<int64_t> next{0};
-  run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
+  run_parallel(worthwhile(threads, seconds), [&](Team& team, int thread) {
     const int64_t number = thread, all = team.threads();
     if (few)  // one stretch for each thread, read from front to back
       return multiply_rows<Bits, Grid, Zeros, T>(layer, x, blocks * number / all, blocks * (number + 1) / all);
