@@ -319,6 +319,8 @@ class EngineCore:
         seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds, lone=lone)
         self._idle_time.busy_for(seconds)
+        if self.speculator is not None and self._in_flight is None and made.only_answers:
+            self.speculator.took(len(made.decode), sum(len(draft.tokens) for draft in made.drafts.values()), seconds)
         for observer in self.observers:
             observer.stepped(seconds)
         return ended + settled + advanced
@@ -571,7 +573,7 @@ class EngineCore:
         for request in dict.fromkeys(requests):
             rows += [request.sampling.row, *(made.drafts[request].rows if request in made.drafts else ())]
         in_flight = InFlight(requests, begin(logits, rows), logits, made.drafts)
-        if in_flight.may_wait and len(made.decode) == len(made.work) and not self._expects_draft(made.decode):
+        if in_flight.may_wait and made.only_answers and not self._expects_draft(made.decode):
             self._in_flight = in_flight
             return []
         return self._accept(in_flight)

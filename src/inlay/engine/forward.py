@@ -81,6 +81,11 @@ class ForwardPass:
         return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
 
     @property
+    def only_answers(self) -> bool:
+        """True if it computes the last tokens of answers, and nothing else."""
+        return 0 < len(self.decode) == len(self.work)
+
+    @property
     def wanted(self) -> list[int]:
         """The rows with logits: first the scored prompts' rows, then the embedded and the sampled ones."""
         embedded = [row for _, rows in self.embedded for row in rows]

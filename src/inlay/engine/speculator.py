@@ -36,6 +36,10 @@ _PRIORS = ((3, 0.3), (4, 0.45), (6, 0.6), (9, 0.75), (16, 0.85))
 _PRIOR_TOKENS = 3.0  # the weight of these shares, in tokens
 _KEPT = 0.95  # the weight of a token after the next one is counted
 
+#: For the time of steps: the weight of a new one; the share of ``more_s`` that a step without drafts leaves, so that
+#: drafts are tried again; and the most time that a step counts, in times of its rows, because it may have had to wait.
+_WEIGHT, _FORGOTTEN, _LONGEST = 0.1, 0.998, 3
+
 
 class AcceptanceRates:
     """How many of an answer's predicted tokens were right, as a share, by the length of the match before them.
@@ -77,14 +81,41 @@ class Chance(NamedTuple):
     most: int
 
 
+class StepTime:
+    """The time of a step besides its rows, as a moving mean: for scheduling, tokens, lookups and longer contexts.
+
+    Attributes:
+        plain_s: seconds an answer, in steps without drafts.
+        more_s: how many more seconds an answer, in steps with drafts.
+    """
+
+    def __init__(self) -> None:
+        self.plain_s = self.more_s = 0.0
+
+    def took(self, cost: RowCost, answers: int, drafted: int, seconds: float) -> None:
+        """Record the duration of a step that computed answers alone, with ``drafted`` draft tokens."""
+        measured_s = cost.seconds(answers + drafted)
+        besides_s = min(max(seconds - measured_s, 0.0), _LONGEST * measured_s) / answers
+        if drafted:
+            self.more_s += _WEIGHT * (besides_s - self.plain_s - self.more_s)
+        else:
+            self.plain_s += _WEIGHT * (besides_s - self.plain_s)
+            self.more_s *= _FORGOTTEN
+
+
 def choose_lengths(
-    cost: RowCost, chances: Sequence[Chance], answers: int, rows: int, most: int = MOST_ROWS
+    cost: RowCost,
+    chances: Sequence[Chance],
+    answers: int,
+    rows: int,
+    most: int = MOST_ROWS,
+    times: StepTime | None = None,
 ) -> list[int]:
     """Return how many tokens of each draft to try, so that the pass gives the most tokens a second. 0 for none.
 
     A pass gives one token to each answer, and one more for each accepted draft token. Draft tokens are added one by
     one, the likeliest first, and the number with the most expected tokens a second is taken. A pass with drafts costs
-    two new plans: its own, and that of the next pass.
+    two new plans: its own, and that of the next pass. ``times`` may know of more.
 
     Args:
         cost: the measured time of passes.
@@ -92,11 +123,14 @@ def choose_lengths(
         answers: the number of answers with a token from the pass.
         rows: the rows of the pass without drafts.
         most: the most rows to add.
+        times: the measured time of steps besides their rows. None for nothing.
     """
+    times = times or StepTime()
     lengths, best = [0] * len(chances), [0] * len(chances)
     expected, added = float(answers), 0
-    planning_s = 2 * cost.plan_s(answers)
-    best_rate = expected / cost.seconds(rows) * (1 + LEAST_GAIN)
+    plan_s, plain_s = cost.plan_s(answers), answers * times.plain_s
+    drafts_s = plain_s + plan_s + max(plan_s, answers * times.more_s)
+    best_rate = expected / (cost.seconds(rows) + plain_s) * (1 + LEAST_GAIN)
     # A token below this chance lowers the rate in every pass.
     least = max(LEAST_CHANCE, cost.least_row_s(rows) * best_rate)
     heap = [(-chance.rate, number) for number, chance in enumerate(chances) if chance.most > 0 and chance.rate > least]
@@ -108,7 +142,7 @@ def choose_lengths(
         lengths[number] += 1
         added += 1
         expected -= negative
-        rate = expected / (cost.seconds(rows + added) + planning_s)
+        rate = expected / (cost.seconds(rows + added) + drafts_s)
         if rate > best_rate:
             best, best_rate = lengths.copy(), rate
         if lengths[number] < chances[number].most:
@@ -239,11 +273,13 @@ class Speculator:
     Attributes:
         drafted, accepted: draft tokens that were run, and that answers accepted, by source, since the start.
         earlier: the earlier answers.
+        times: the time of steps besides their rows.
     """
 
     def __init__(self, cost: RowCost, rates: Callable[[], AcceptanceRates] = AcceptanceRates) -> None:
         self._cost = cost
         self._rates = rates
+        self.times = StepTime()
         self._finders: dict[Request, _Finder] = {}
         self.earlier = EarlierAnswers()
         self.drafted = Counter[str](dict.fromkeys(DRAFT_SOURCES, 0))
@@ -264,13 +300,18 @@ class Speculator:
         if not finders:
             return found
         chances = [Chance(finder.rates.rate(finder.length), finder.room) for finder in finders]
-        for finder, length in zip(finders, choose_lengths(self._cost, chances, len(requests), rows, most), strict=True):
+        lengths = choose_lengths(self._cost, chances, len(requests), rows, most, self.times)
+        for finder, length in zip(finders, lengths, strict=True):
             if length:
                 tokens = finder.draft(length)
                 ahead = finder.request.sampling.row.ahead(tokens)
                 if ahead:
                     found[finder.request] = Draft(tokens[: len(ahead)], tuple(ahead), finder.source)
         return found
+
+    def took(self, answers: int, drafted: int, seconds: float) -> None:
+        """Record the duration of a step that computed answers alone, with ``drafted`` draft tokens."""
+        self.times.took(self._cost, answers, drafted, seconds)
 
     def verified(self, request: Request, draft: Draft, accepted: int) -> None:
         """Count a draft that was run, and its accepted tokens."""

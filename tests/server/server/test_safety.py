@@ -78,7 +78,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
         "invalid_value",
     ),
     "another model": (b'{"prompt": "x", "model": "gpt-4"}', 404, "model_not_found"),
-    "a salt": (b'{"prompt": "x", "cache_salt": "y"}', 400, "unknown_field"),
+    "a salt": (b'{"prompt": "x", "cache_salt": "y"}', 400, "unsupported_field"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.engine.pass_cost import RowCost, measured_rows
-from inlay.engine.speculator import AcceptanceRates, Chance, choose_lengths
+from inlay.engine.speculator import AcceptanceRates, Chance, StepTime, choose_lengths
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver
 
@@ -54,6 +54,31 @@ def test_drafts_must_pay_for_replanning():
     assert choose_lengths(costly, chances, 1, 1) == [2]
     assert choose_lengths(costly, chances * 4, 4, 4) == [2] * 4
     assert choose_lengths(costly, chances + [Chance(0, 0)] * 9, 10, 10) == [0] * 10
+
+
+def test_drafts_must_pay_for_the_measured_time_of_their_steps():
+    chances, times = [Chance(0.5, 2)], StepTime()
+    for _ in range(100):
+        times.took(FLAT, answers=1, drafted=2, seconds=2.0)
+    assert choose_lengths(FLAT, chances, 1, 1) == [2]
+    assert choose_lengths(FLAT, chances, 1, 1, times=times) == [0]
+    for _ in range(1000):
+        times.took(FLAT, answers=1, drafted=0, seconds=1.0)
+    assert choose_lengths(FLAT, chances, 1, 1, times=times) == [2], "they are tried again"
+
+
+def test_time_that_each_step_takes_makes_rows_cheaper():
+    times = StepTime()
+    for _ in range(100):
+        times.took(LINEAR, answers=1, drafted=0, seconds=4.0)
+    assert choose_lengths(LINEAR, [Chance(0.9, 1)], 1, 1) == [0]
+    assert choose_lengths(LINEAR, [Chance(0.9, 1)], 1, 1, times=times) == [1]
+
+
+def test_a_step_that_had_to_wait_counts_as_a_long_one_at_most():
+    times = StepTime()
+    times.took(FLAT, answers=1, drafted=0, seconds=1e6)
+    assert times.plain_s < 1
 
 
 def test_rates_follow_the_answer():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
+from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
 from inlay.engine.speculator import MOST_ANSWERS, Draft, Speculator
 from inlay.errors import ParameterError
@@ -249,3 +250,14 @@ def test_running_answer_gets_no_drafts_from_an_evicted_answer(driver):
     driver.engine.evict_texts("mine")
     request.answer.token_ids[:] = [*said, answer[answer.index(said[-1]) + 1]]
     assert request not in speculator.drafts([request], 1, 100)
+
+
+def test_time_of_steps_with_answers_alone_is_measured(driver):
+    driver.engine.speculator = speculator = Speculator(RowCost({1: 1e-6}))
+    request = driver.request("The first step computes a prompt.", 3)
+    driver.add(request)
+    driver.step()
+    assert len(request.token_ids) == 1
+    assert speculator.times.plain_s == 0
+    driver.step()
+    assert speculator.times.plain_s > 0
