@@ -12,6 +12,7 @@ from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
 from inlay.models.formats.stored import GROUP
 from tests.generated import examples
+from tests.threads import computing
 
 VERSIONS = [
     name
@@ -66,12 +67,8 @@ def check(made: CompiledWeight, truth: Tensor, x: Tensor, bias: Tensor | None) -
 def test_4_bits(version, outputs, groups, rows, zeros, biased, grid, dtype, threads):
     torch.manual_seed(outputs * 100 + rows)
     made, truth = weight4(outputs, groups, grid, zeros=zeros, version=version, step=48)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with computing(threads):
         check(made, truth, torch.randn(rows, groups * GROUP).to(dtype), torch.randn(outputs) if biased else None)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -86,12 +83,14 @@ def test_8_bits(version, outputs, inputs, rows, biased, dtype):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_row_has_the_same_bits_alone_and_in_a_batch(version, dtype):
-    for made in (weight4(80, 5, dtype, zeros=True, version=version)[0], weight8(80, 160, version)[0]):
+@pytest.mark.parametrize("outputs", [80, 6000])  # a batch of the second one is worth two threads
+def test_row_has_the_same_bits_alone_and_in_a_batch(version, dtype, outputs):
+    for made in (weight4(outputs, 5, dtype, zeros=True, version=version)[0], weight8(outputs, 160, version)[0]):
         x = torch.randn(37, 160).to(dtype)
         alone = torch.cat([made.linear(row[None]) for row in x])
         for rows in (2, 3, 4, 5, 12, 13, 37):
-            assert torch.equal(made.linear(x[:rows]), alone[:rows])
+            with computing(2):
+                assert torch.equal(made.linear(x[:rows]), alone[:rows])
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -28,6 +28,7 @@ from inlay.models.linear import (
 )
 from tests.generated import examples
 from tests.raising import raises
+from tests.threads import computing
 
 DTYPES = (torch.float32, torch.bfloat16)
 sizes = st.integers(1, 70)
@@ -93,12 +94,8 @@ def test_direct_layers_equal_linear_layers(instruction_set, rows, inputs, output
     x = torch.randn(rows, inputs + 3).bfloat16()[:, :inputs]
     weight = torch.randn(outputs, inputs).bfloat16()
     bias = torch.randn(outputs).bfloat16() if biased else None
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with computing(threads):
         found = DirectLinear(weight, bias, instruction_set)(x)
-    finally:
-        torch.set_num_threads(before)
     assert found.shape == (rows, outputs)
     assert close(found, exact(x, weight, bias))
 
@@ -109,8 +106,10 @@ def test_direct_layers_take_many_rows_and_many_inputs(instruction_set, rows, inp
     if not kernel.linear_supported(instruction_set):
         pytest.skip("another processor")
     torch.manual_seed(2)
-    x, weight = torch.randn(rows, inputs).bfloat16(), torch.randn(50, inputs).bfloat16()
-    assert close(DirectLinear(weight, None, instruction_set)(x), exact(x, weight, None))
+    outputs = 50 if rows > 100 else 1001  # so many that other threads are worth waking
+    x, weight = torch.randn(rows, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16()
+    with computing(2):
+        assert close(DirectLinear(weight, None, instruction_set)(x), exact(x, weight, None))
 
 
 @needs_kernel

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from inlay.models import ops
 from tests.generated import examples
+from tests.threads import computing
 
 DTYPES = (torch.float32, torch.bfloat16)
 WAYS = [False, pytest.param(True, marks=pytest.mark.skipif(not ops.COMPILED, reason="built without a compiler"))]
@@ -95,16 +96,12 @@ def test_norm_of_heads(rows, heads, width, dtype):
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided_tensors_and_many_threads(dtype):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with computing(2):
         x, weight = torch.randn(300, 700).to(dtype)[:, ::2], torch.randn(350).to(dtype)
         assert close(ops.rms_norm(x, weight, 1e-6), ops.rms_norm(x.double(), weight.double(), 1e-6))
         both = torch.randn(300, 1400).to(dtype)
         gate, up = both.double().chunk(2, -1)
         assert close(ops.silu_mul(both), gate * torch.sigmoid(gate) * up, rounding=2)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.skipif(not ops.COMPILED, reason="built without a compiler")

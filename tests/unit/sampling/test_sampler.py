@@ -18,6 +18,7 @@ from inlay.sampling.row import Row
 from inlay.sampling.sampler import request_seed, sample
 from tests.counting import calls_of
 from tests.generated import examples
+from tests.threads import computing
 from tests.unit.sampling.rows import choose, kept, normal, probabilities, row
 
 
@@ -144,12 +145,8 @@ _SOME = st.builds(
 def test_batching_never_changes_a_token(params, vocabulary, seed, scale, threads, data):
     logits = normal(len(params), vocabulary, seed=seed, scale=scale).bfloat16()
     rows = [row(one, place, seed + place, prompt_ids=[0, 1]) for place, one in enumerate(params)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with computing(threads):
         together = choose(logits, rows)
-    finally:
-        torch.set_num_threads(before)
     place = data.draw(st.integers(0, len(params) - 1))
     assert choose(logits[place : place + 1], [rows[place]]) == [together[place]]
 
