@@ -103,7 +103,7 @@ Groups grouped(const Linear& layer, int64_t most, Scratch& scratch) {
 // last.
 template <int M>
 INLINE void dot(const Linear& layer, const float* x, int64_t out) {
-  constexpr int kSums = M == 1 ? 8 : M == 2 ? 4 : M <= 6 ? 2 : 1;
+  constexpr int kSums = M == 1 ? 8 : M == 2 ? 4 : 2;
   constexpr int kBlocks = (M == 1 ? 64 : 32) / kPairs;  // vectors at a time: whole cache lines
   const int64_t whole = layer.in / kPairs * kPairs;
   const uint16_t* weight = layer.weight + out * layer.in;
