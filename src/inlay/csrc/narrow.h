@@ -6,7 +6,8 @@
 template <class T, bool Paired>
 struct Narrow {
   static constexpr bool kScaled = std::is_same<T, int8_t>::value;
-  using Row = std::conditional_t<kScaled, std::conditional_t<Paired, uint16_t, float>, T>;  // type of keys in products
+  using Row = std::conditional_t<Paired, uint16_t, float>;  // type of keys in products
+  static constexpr bool kConverted = !std::is_same<Row, T>::value;
   static constexpr int kBlock = 4;  // lanes that share loaded numbers
   static constexpr int kRow = kKeys + VL;    // scores of a lane, with room for a vector that begins in the tile
 
@@ -17,7 +18,7 @@ struct Narrow {
   uint16_t* halves;             // rotated, as bf16
   float* sums;                  // (lanes, d)
   float* scores;                // (lanes, kRow)
-  Row* near;                    // (VL, d): converted keys, for all lanes
+  Row* near;                    // (VL, d): converted keys, for several lanes
   float top[kNarrowLanes], total[kNarrowLanes];
   const float* lane_queries = nullptr;
   int32_t shift = 0;
@@ -36,14 +37,14 @@ struct Narrow {
 
   Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
     const size_t size = static_cast<size_t>(lanes) * d;
-    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kRow + (kScaled ? VL * d : 0)) * sizeof(float) +
+    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kRow + (kConverted ? VL * d : 0)) * sizeof(float) +
                               8 * 64)};
     queries = arena.take<float>(size);
     turned = arena.take<float>(size);
     halves = arena.take<uint16_t>(size);
     sums = arena.take<float>(size);
     scores = arena.take<float>(static_cast<size_t>(lanes) * kRow);
-    near = kScaled ? arena.take<Row>(static_cast<size_t>(VL) * d) : nullptr;
+    near = kConverted ? arena.take<Row>(static_cast<size_t>(VL) * d) : nullptr;
     for (int lane = 0; lane < lanes; ++lane) {
       const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
       for (int i = 0; i < d; ++i) queries[lane * d + i] = element(from, work.call.query.type, i);
@@ -71,8 +72,11 @@ struct Narrow {
     }
     int lane = 0;
     for (; lane + kBlock <= lanes; lane += kBlock) add_values<kBlock>(tile, lane, decay);
-    for (; lane + 2 <= lanes; lane += 2) add_values<2>(tile, lane, decay);
-    for (; lane < lanes; ++lane) add_values<1>(tile, lane, decay);
+    switch (lanes - lane) {
+      case 3: return add_values<3>(tile, lane, decay);
+      case 2: return add_values<2>(tile, lane, decay);
+      case 1: return add_values<1>(tile, lane, decay);
+    }
   }
 
   void turn(int32_t wanted) {
@@ -103,28 +107,30 @@ struct Narrow {
 
   // Pass 1: one vector of keys at a time for all lanes, while the keys are in the cache.
   void score(const Tile& tile, const Segment& segment) {
+    const bool converted = kScaled || (kConverted && lanes > 1);
     for (int key = segment.begin; key < segment.end; key += VL) {
       const char* keys[VL];
       for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, segment.end - 1)];
       vf scale = all(1.0f);
       if constexpr (kScaled) {
         float scales[VL];
-        for (int j = 0; j < VL; ++j) {
-          ask_ahead(ahead, &Tile::keys, key + j, 0, d + kScaleBytes);
-          scales[j] = scale_of(keys[j], d);
-          convert(reinterpret_cast<const int8_t*>(keys[j]), near + static_cast<size_t>(j) * d);
-          keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * d);
-        }
+        for (int j = 0; j < VL; ++j) scales[j] = scale_of(keys[j], d);
         scale = load(scales);
       }
+      if constexpr (kConverted)
+        for (int j = 0; converted && j < VL; ++j) {
+          ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T) + (kScaled ? kScaleBytes : 0));
+          convert(reinterpret_cast<const T*>(keys[j]), near + static_cast<size_t>(j) * d);
+          keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * d);
+        }
       for (int lane = 0; lane < lanes; ++lane) {  // results after the segment are overwritten or masked
-        const vf product = lane == 0 && !kScaled ? streamed(keys, key) : products(keys, lane);
+        const vf product = lane == 0 && !converted ? streamed(keys, key) : products(keys, lane);
         store(scores + lane * kRow + key, kScaled ? product * scale : product);
       }
     }
   }
 
-  INLINE void convert(const int8_t* from, float* to) const {
+  INLINE void convert(const T* from, float* to) const {
     for (int i = 0; i < d; i += VL) store(to + i, load(from + i));
   }
   INLINE void convert(const int8_t* from, uint16_t* to) const {
@@ -155,7 +161,7 @@ struct Narrow {
                                      (__m512bh)_mm512_loadu_si512(halves + i));
 #endif
       } else {
-        for (int i = 0; i < d; i += VL) one += load(reinterpret_cast<const Row*>(keys[j]) + i) * load(lane_queries + i);
+        for (int i = 0; i < d; i += VL) one += load(reinterpret_cast<const T*>(keys[j]) + i) * load(lane_queries + i);
       }
       sum[j] = one;
     }
@@ -220,7 +226,7 @@ struct Narrow {
   template <int B>
   void add_values(const Tile& tile, int lane, const float* decay) {
     int i = 0;
-    constexpr int C = B > kBlock ? 2 : 4;
+    constexpr int C = B * 4 > (VL == 16 ? 16 : 12) ? 2 : 4;  // vectors of sums that fit into registers
     for (; i + C * VL <= d; i += C * VL) add_columns<B, C>(tile, lane, i, decay);
     for (; i + VL <= d; i += VL) add_columns<B, 1>(tile, lane, i, decay);
   }

@@ -209,16 +209,6 @@ INLINE vi numbers_of(vi row) {
   return reinterpret_cast<vi>(K == 0 ? (both << 8) >> 8 : both >> 8);
 }
 
-INLINE vf grid_at(const float* from) { return load(from); }
-INLINE vf grid_at(const uint16_t* from) {
-#if VL == 16 && defined(__AVX512F__)  // GCC splits the general version into halves
-  const auto half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
-#else
-  return load(from);
-#endif
-}
-
 // A word of a tile, as a float.
 INLINE float real_at(const int32_t* from) {
   float number;
@@ -266,7 +256,7 @@ INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, in
     }
     for (int v = 0; v < kVectors; ++v) {
       const auto* scales = reinterpret_cast<const Grid*>(at[v / kHalves] + kNumbers) + v % kHalves * VL;
-      const vf scale = Bits == 4 ? grid_at(scales) : vf{}, zero = Zeros ? grid_at(scales + kQuantizedBlock) : vf{};
+      const vf scale = Bits == 4 ? load(scales) : vf{}, zero = Zeros ? load(scales + kQuantizedBlock) : vf{};
       for (int m = 0; m < M; ++m) {
         const vi whole = Bits == 4 ? ended(products[m][v], x[W::kStart * M + m]) : products[m][v];
         const vf total = __builtin_convertvector(whole, vf);

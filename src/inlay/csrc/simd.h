@@ -20,9 +20,15 @@ INLINE vi load_int(const int32_t* from) {
 }
 INLINE void store(float* to, vf v) { std::memcpy(to, &v, sizeof v); }
 INLINE vf load(const uint16_t* from) {  // bf16
+#if defined(__AVX512F__)  // GCC would widen halves of the vector and join them
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
+#elif defined(__AVX2__)
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
+#else
   vh v;
   std::memcpy(&v, from, sizeof v);
   return reinterpret_cast<vf>(__builtin_convertvector(v, vu) << 16);
+#endif
 }
 INLINE vf load(const int8_t* from) {  // as integers
 #if defined(__AVX512F__)
