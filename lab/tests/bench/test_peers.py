@@ -44,6 +44,11 @@ def test_engines_are_timed_on_the_same_rows(python: Path) -> None:
     assert ours["peak_gib"] > 0
 
 
+def test_vllm_is_timed_in_float32_beside_ours_in_bfloat16(python: Path) -> None:
+    setting = PeersSetting(model=DEMO, engines={"vllm-float32": python}, **SMALL | {"dtype": "bfloat16"})
+    assert "skipped" not in measure_peers(setting)["columns"]["vllm-float32"]  # its stand-in accepts float32 alone
+
+
 def test_an_engine_that_fails_or_reads_no_form_of_the_model_is_left_out_with_the_reason(python: Path) -> None:
     engines = {"llama.cpp": python, "mistral.rs": python, "vllm": python, "openvino": python}
     result = measure_peers(PeersSetting(model=DEMO, engines=engines, gguf=Path("/no/file.gguf"), **SMALL))

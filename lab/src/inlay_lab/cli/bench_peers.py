@@ -23,7 +23,7 @@ def peers(
         list[str] | None,
         typer.Option(
             help="Another engine and the Python that has it, such as vllm=/opt/vllm/bin/python; again for each: vllm, "
-            "vllm-eager, llama.cpp, openvino, mistral.rs."
+            "vllm-eager, vllm-float32, vllm-eager-float32, llama.cpp, openvino, mistral.rs."
         ),
     ] = None,
     folder: Annotated[

