@@ -2,13 +2,13 @@
 // to 8 bits for 4-bit weights, with one scale for every 32 of them. They are multiplied as integers; sums of 32
 // products are exact.
 //
-// A weight is stored in blocks of 16 outputs, and a block in groups of 32 inputs. A group has its numbers and, in 4
-// bits, the 16 scales and any 16 zeros after them, so that one stream is read from front to back. Numbers are words of
-// 32 bits, one for each output of the block, in consecutive rows of 16 words:
+// A weight is stored in blocks of 16 outputs, and a block in groups of 32 inputs. A group has its numbers and, if scales
+// are not of whole outputs, the 16 scales and any 16 zeros after them, so that one stream is read from front to back.
+// Numbers are words of 32 bits, one for each output of the block, in consecutive rows of 16 words:
 //   4 bits: row u of 4 holds inputs 8u … 8u + 7 as 0 … 15; the low half of byte k is input 8u + k, the high half input
 //           8u + 4 + k. A weight is (number - 8) · scale + zero.
 //   8 bits: row u of 8 holds inputs 4u … 4u + 3; byte 0 is the first, byte 2 the second, byte 1 the third, byte 3 the
-//           fourth. A weight is number · scale of its output.
+//           fourth. A weight is number · scale of its output, or of its group.
 #pragma once
 
 #include <cstdint>
@@ -26,21 +26,20 @@ struct Quantized {
   const void* x;
   int64_t x_stride;
   const char* weight;
-  const float* scales;  // (out, padded), in 8 bits; else null
+  const float* scales;  // (out, padded), in 8 bits; null for scales of groups
   const float* bias;    // (out, padded), or null
   void* y;
   int64_t y_stride;
   int64_t rows, in, out;
   int bits;             // 4 or 8
   Type type;            // of x and y
-  Type grid;            // of scales and zeros in 4 bits
+  Type grid;            // of groups' scales and zeros; f32 in 8 bits
   bool zeros;           // 4 bits: there are zeros
 
   int64_t groups() const { return (in + kQuantizedGroup - 1) / kQuantizedGroup; }
   int64_t blocks() const { return (out + kQuantizedBlock - 1) / kQuantizedBlock; }
   int64_t group_bytes() const {
-    if (bits == 8) return kQuantizedBlock * kQuantizedGroup;
-    return kQuantizedBlock * (kQuantizedGroup / 2 + bytes_of(grid) * (zeros ? 2 : 1));
+    return kQuantizedBlock * (kQuantizedGroup * bits / 8 + (scales ? 0 : bytes_of(grid) * (zeros ? 2 : 1)));
   }
 };
 

@@ -216,7 +216,10 @@ INLINE float real_at(const int32_t* from) {
   return number;
 }
 
-// Multiplies a tile of M rows by the outputs of B blocks. Grid: the type of scales in 4 bits.
+// In place of a type of scales: each output has one scale, applied at the end.
+struct ByOutput {};
+
+// Multiplies a tile of M rows by the outputs of B blocks. Grid: the type of the groups' scales, or ByOutput.
 template <int Bits, class Grid, bool Zeros, int M, int B>
 INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, int64_t ahead,
                      vf (*into)[B * kHalves]) {
@@ -225,7 +228,8 @@ INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, in
   static_assert(kEach == 2);
   constexpr int kVectors = B * kHalves;
   constexpr int64_t kRowBytes = kQuantizedBlock * 4, kNumbers = kRows * kRowBytes;
-  constexpr int64_t kBytes = kNumbers + (Bits == 4 ? kQuantizedBlock * sizeof(Grid) * (Zeros ? 2 : 1) : 0);
+  constexpr bool kGrouped = !std::is_same<Grid, ByOutput>::value;
+  constexpr int64_t kBytes = kNumbers + (kGrouped ? kQuantizedBlock * sizeof(Grid) * (Zeros ? 2 : 1) : 0);
   const int64_t groups = layer.groups();
   const char* at[B];
   for (int b = 0; b < B; ++b) at[b] = layer.weight + (block + b) * groups * kBytes;
@@ -255,17 +259,17 @@ INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, in
       add(u, std::integral_constant<int, 1>());
     }
     for (int v = 0; v < kVectors; ++v) {
-      const auto* scales = reinterpret_cast<const Grid*>(at[v / kHalves] + kNumbers) + v % kHalves * VL;
-      const vf scale = Bits == 4 ? load(scales) : vf{}, zero = Zeros ? load(scales + kQuantizedBlock) : vf{};
+      vf scale = all(1.0f), zero = vf{};
+      if constexpr (kGrouped) {
+        const auto* scales = reinterpret_cast<const Grid*>(at[v / kHalves] + kNumbers) + v % kHalves * VL;
+        scale = load(scales);
+        if constexpr (Zeros) zero = load(scales + kQuantizedBlock);
+      }
       for (int m = 0; m < M; ++m) {
         const vi whole = Bits == 4 ? ended(products[m][v], x[W::kStart * M + m]) : products[m][v];
         const vf total = __builtin_convertvector(whole, vf);
-        if constexpr (Bits == 4) {
-          sums[m][v] = fused(total, scale * real_at(x + W::kScale * M + m), sums[m][v]);
-          if constexpr (Zeros) sums[m][v] = fused(zero, all(real_at(x + W::kSum * M + m)), sums[m][v]);
-        } else {
-          sums[m][v] = fused(total, all(real_at(x + W::kScale * M + m)), sums[m][v]);
-        }
+        sums[m][v] = fused(total, scale * real_at(x + W::kScale * M + m), sums[m][v]);
+        if constexpr (Zeros) sums[m][v] = fused(zero, all(real_at(x + W::kSum * M + m)), sums[m][v]);
       }
     }
     for (int b = 0; b < B; ++b) at[b] += kBytes;
@@ -289,7 +293,7 @@ void multiply_blocks(const Quantized& layer, const int32_t* x, int64_t block, in
       T* into = left < kQuantizedBlock ? part : to;
       for (int h = 0; h < kHalves; ++h) {
         vf sum = sums[m][b * kHalves + h];
-        if (Bits == 8) sum *= load(layer.scales + first + h * VL);
+        if constexpr (std::is_same<Grid, ByOutput>::value) sum *= load(layer.scales + first + h * VL);
         if (layer.bias) sum += load(layer.bias + first + h * VL);
         put(into + h * VL, sum);
       }
@@ -353,7 +357,8 @@ void run_in(const Quantized& layer, int threads) {
 
 void INLAY_QUANTIZED(const Quantized& layer, int threads) {
   if (layer.rows == 0) return;
-  if (layer.bits == 8) return run_in<8, float, false>(layer, threads);
+  if (layer.bits == 8)
+    return (layer.scales ? run_in<8, ByOutput, false> : run_in<8, float, false>)(layer, threads);
   if (layer.grid == Type::bf16)
     (layer.zeros ? run_in<4, uint16_t, true> : run_in<4, uint16_t, false>)(layer, threads);
   else

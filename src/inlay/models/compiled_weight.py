@@ -34,9 +34,8 @@ class CompiledWeight:
     """A weight (outputs, inputs) in 4 or 8 bits, to be filled with ``put``.
 
     Args:
-        bits: 4: numbers of 0 … 15 with a scale for every 32 inputs of an output. 8: -127 … 127 with one for each
-            output.
-        grid: dtype of the scales and zeros of 4 bits.
+        bits: 4: numbers of 0 … 15. 8: numbers of -127 … 127.
+        grid: dtype of the scales and zeros of every 32 inputs of an output. None, in 8 bits: each output has one scale.
         zeros: True if there are zeros in 4 bits. Else the number 8 means 0.
         instruction_set: A version of the kernel by name. "": the best one that runs here.
     """
@@ -46,7 +45,7 @@ class CompiledWeight:
         outputs: int,
         inputs: int,
         bits: int,
-        grid: torch.dtype = torch.float32,
+        grid: torch.dtype | None,
         *,
         zeros: bool = True,
         instruction_set: str = "",
@@ -55,10 +54,10 @@ class CompiledWeight:
         self._grid, self._zeros, self._instruction_set = grid, zeros, instruction_set
         blocks, groups = -(-outputs // BLOCK), -(-inputs // GROUP)
         self._numbers_size = BLOCK * GROUP * bits // 8
-        self._scales_size = BLOCK * grid.itemsize if bits == 4 else 0
+        self._scales_size = 0 if grid is None else BLOCK * grid.itemsize
         size = self._numbers_size + self._scales_size * (2 if zeros else 1)
         self._data = huge_pages((blocks, groups, size), torch.uint8)
-        self._scales = torch.zeros(blocks * BLOCK) if bits == 8 else None
+        self._scales = torch.zeros(blocks * BLOCK) if grid is None else None
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +69,7 @@ class CompiledWeight:
 
         Args:
             numbers: (rows, inputs), uint8 or int8.
-            scales: (rows,) in 8 bits, (rows, inputs / 32) in 4 bits.
+            scales: (rows, inputs / 32), or (rows, 1) without a grid.
             zeros: (rows, inputs / 32) in 4 bits. A weight is (number - 8) · scale + zero.
         """
         numbers = numbers.contiguous()
@@ -80,7 +79,7 @@ class CompiledWeight:
             numbers.data_ptr(), into.data_ptr(), rows, self.inputs, self.bits, into.shape[2], torch.get_num_threads()
         )
         if self._scales is not None:
-            self._scales[first : first + rows] = scales
+            self._scales[first : first + rows] = scales.squeeze(1)
             return
         self._put_grid(into, self._numbers_size, scales)
         if self._zeros:

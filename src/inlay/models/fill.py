@@ -39,6 +39,8 @@ def fill(
 ) -> PreTrainedModel:
     """Build the stock model, with a StoredLinear for each stored weight of a linear layer.
 
+    A head that is tied to a stored embedding has that stored weight as its attribute ``in_file``.
+
     Args:
         name: For errors.
         weights: All parameters, as tensors or Lazy. Entries that ``stored`` has too are not read.
@@ -74,6 +76,10 @@ def fill(
                 code="model.wrong_shape",
             )
         model.set_submodule(path, StoredLinear(weight, layer.bias, dtype))
+    tied = meta.all_tied_weights_keys if config.tie_word_embeddings else {}
+    for target, source in tied.items():
+        if source in stored and target.removesuffix(".weight") in linear:
+            model.get_submodule(target.removesuffix(".weight")).in_file = stored[source]
     return model
 
 

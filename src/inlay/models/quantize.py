@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from inlay.models import ops
 from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
 from inlay.models.formats.stored import GROUP as GROUP
-from inlay.models.formats.stored import Grid, SideBySide, StoredWeight
+from inlay.models.formats.stored import Grid, SideBySide, StoredLinear, StoredWeight
 from inlay.models.linear import FrozenLinear, MakeLinear, packed
 
 #: Bytes of converted weight at a time. Measured: 2 MiB and a whole weight are slower.
@@ -50,6 +50,9 @@ class _QuantizedLinear(FrozenLinear):
 class Int8Linear(_QuantizedLinear):
     """Integers of -127 … 127 and one scale for each output.
 
+    In the compiled kernel, a stored weight has one for every ``GROUP`` inputs, unless the file has one for each output.
+    This keeps the numbers of GGUF's Q8_0.
+
     Args:
         weight: (out_features, in_features). It is not kept.
         bias: (out_features,) or None.
@@ -63,8 +66,10 @@ class Int8Linear(_QuantizedLinear):
         dtype = _dtype_of(weight, dtype)
         self._compiled = None
         if can_compile(dtype):
-            self._compiled = CompiledWeight(self.out_features, self.in_features, 8, zeros=False)
-            for first, part in _in_8_bits(weight, torch.float32):
+            grouped = isinstance(weight, StoredWeight) and not weight.by_output and not weight.shape[1] % GROUP
+            grid = torch.float32 if grouped else None
+            self._compiled = CompiledWeight(self.out_features, self.in_features, 8, grid, zeros=False)
+            for first, part in _in_8_bits(weight, torch.float32, GROUP if grouped else self.in_features):
                 self._compiled.put(first, *part)
             self._bias = padded(bias)
             return
@@ -140,17 +145,20 @@ class Int4Linear(_QuantizedLinear):
         return ops.unpack_int4(self._numbers, self._scales_zeros, GROUP, first // BLOCK, count // BLOCK)
 
 
-def _in_8_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-    """Yield (first row, (numbers (rows, inputs) int8, scales (rows,) in ``dtype``))."""
+def _in_8_bits(
+    weight: Tensor | StoredWeight, dtype: torch.dtype, group: int
+) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """Yield (first row, (numbers (rows, inputs) int8, scales (rows, inputs / group) in ``dtype``))."""
     for at, end in _steps(weight):
         if isinstance(weight, StoredWeight) and weight.by_output:
             numbers, scales = weight.bytes(at, end)
-            yield at, (numbers, scales.to(dtype))
+            yield at, (numbers, scales[:, None].to(dtype))
             continue
         part = _rows(weight, at, end)
-        scales = (part.abs().amax(1) / 127).clamp_min(_SMALLEST).to(dtype)
-        numbers = part.mul_(1 / scales[:, None].float()).round_().clamp_(-127, 127)
-        yield at, (numbers.to(torch.int8), scales)
+        groups = part.unflatten(1, (-1, group))
+        scales = (groups.abs().amax(2) / 127).clamp_min(_SMALLEST).to(dtype)
+        groups.mul_(1 / scales[:, :, None].float()).round_().clamp_(-127, 127)
+        yield at, (part.to(torch.int8), scales)
 
 
 def _in_4_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tuple[int, Grid]]:
@@ -169,8 +177,8 @@ def _for_pytorch8(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Te
     more = -outputs % _INT8_OUTPUTS  # PyTorch's kernel reads whole blocks, even past the end
     scales = torch.zeros(outputs + more, dtype=dtype)
     numbers = torch.zeros(outputs + more, inputs, dtype=torch.int8)
-    for at, (some, their_scales) in _in_8_bits(weight, dtype):
-        numbers[at : at + len(some)], scales[at : at + len(some)] = some, their_scales
+    for at, (some, their_scales) in _in_8_bits(weight, dtype, inputs):
+        numbers[at : at + len(some)], scales[at : at + len(some)] = some, their_scales.squeeze(1)
     return scales, numbers
 
 
@@ -296,6 +304,17 @@ class AsStored:
         if self.eight and weight.narrow:
             return Int8Linear(weight, bias, dtype)
         return self.make(weight.whole(dtype), bias)
+
+
+def as_in_file(part: nn.Module) -> nn.Module:
+    """Return a tied head with its weight in the bits of its file if the compiled kernel reads them, else the part.
+
+    The embedding stays dense.
+    """
+    in_file = getattr(part, "in_file", None)
+    if not isinstance(part, nn.Linear) or in_file is None or not in_file.narrow or not can_compile(part.weight.dtype):
+        return part
+    return StoredLinear(in_file, part.bias, part.weight.dtype)
 
 
 int4 = AsStored(_int4, eight=False)

@@ -15,7 +15,7 @@ from inlay.models.fingerprint import Checkpoint, Fingerprint
 from inlay.models.formats.reading import Counter
 from inlay.models.formats.stored import has_stored, restore
 from inlay.models.linear import MakeLinear, note_paths
-from inlay.models.quantize import QUANTIZATIONS, as_stored
+from inlay.models.quantize import QUANTIZATIONS, as_in_file, as_stored
 
 WEIGHTS = ("packed", "stock")
 
@@ -94,11 +94,13 @@ class Preparation:
         self._family = family_of(model.config)
         self._family.patch(model)
         kept = form.weights == "packed" and has_stored(model)
-        self._rounding = form.quantization or ("as stored" if kept else None)
+        self._rounding = form.quantization or ("as stored by group" if kept else None)
 
     def take(self, path: str, part: nn.Module) -> None:
         """Convert a part after its weights are loaded."""
         self._fingerprint.add(path, part)
+        if self._form.weights == "packed" and self._form.quantization is None:
+            part = as_in_file(part)
         note_paths(path, part)
         replacement = part
         if self._form.weights == "packed":

@@ -39,12 +39,13 @@ def weight4(
     return made, (by_group + means.double()[..., None]).flatten(1)
 
 
-def weight8(outputs: int, inputs: int, version: str) -> tuple[CompiledWeight, Tensor]:
+def weight8(outputs: int, inputs: int, version: str, *, grouped: bool = False) -> tuple[CompiledWeight, Tensor]:
     numbers = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
-    scales = torch.rand(outputs) + 0.1
-    made = CompiledWeight(outputs, inputs, 8, zeros=False, instruction_set=version)
+    scales = torch.rand(outputs, inputs // GROUP if grouped else 1) + 0.1
+    grid = torch.float32 if grouped else None
+    made = CompiledWeight(outputs, inputs, 8, grid, zeros=False, instruction_set=version)
     made.put(0, numbers, scales)
-    return made, numbers.double() * scales.double()[:, None]
+    return made, numbers.double() * scales.double().repeat_interleave(inputs // scales.shape[1], 1)
 
 
 def check(made: CompiledWeight, truth: Tensor, x: Tensor, bias: Tensor | None) -> None:
@@ -82,10 +83,23 @@ def test_8_bits(version, outputs, inputs, rows, biased, dtype):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=examples(25), deadline=None)
+@given(st.integers(1, 100), st.integers(1, 5), st.integers(0, 30), st.booleans(), st.sampled_from(DTYPES))
+def test_8_bits_with_a_scale_for_each_group(version, outputs, groups, rows, biased, dtype):
+    torch.manual_seed(outputs * 100 + rows)
+    made, truth = weight8(outputs, groups * GROUP, version, grouped=True)
+    check(made, truth, torch.randn(rows, groups * GROUP).to(dtype), torch.randn(outputs) if biased else None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [80, 6000])  # a batch of the second one is worth two threads
 def test_row_has_the_same_bits_alone_and_in_a_batch(version, dtype, outputs):
-    for made in (weight4(outputs, 5, dtype, zeros=True, version=version)[0], weight8(outputs, 160, version)[0]):
+    weights = (
+        weight4(outputs, 5, dtype, zeros=True, version=version),
+        *(weight8(outputs, 160, version, grouped=grouped) for grouped in (False, True)),
+    )
+    for made, _ in weights:
         x = torch.randn(37, 160).to(dtype)
         alone = torch.cat([made.linear(row[None]) for row in x])
         for rows in (2, 3, 4, 5, 12, 13, 37):

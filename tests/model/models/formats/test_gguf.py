@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from inlay import LLM, ModelError, SamplingParams
 from inlay.cli.main import main
+from inlay.models.compiled_weight import can_compile
+from inlay.models.formats.gguf_file import stored_blocks
 from inlay.models.interface import attention_implementation
 from inlay.models.load import LoadedModel, load_model, load_tokenizer
 from inlay.models.quantize import FusedLayers, Int4Linear, Int8Linear
@@ -83,6 +85,30 @@ def test_four_bit_weights_are_not_rounded_twice(tmp_path, kind):
     torch.testing.assert_close(logits(asked.model), logits(stock.model), atol=1e-3, rtol=0)
 
 
+@pytest.mark.skipif(not can_compile(torch.bfloat16), reason="needs the compiled kernel's layers")
+def test_eight_bit_weights_are_not_rounded_twice():
+    weight = np.random.default_rng(0).normal(size=(48, 96)).astype(np.float32)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    stored = stored_blocks(torch.from_numpy(gguf.quantize(weight, kind)), kind)
+    layer = Int8Linear(stored, dtype=torch.bfloat16)
+    torch.testing.assert_close(layer(torch.eye(96)).t(), stored.dense(0, 48), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.skipif(not can_compile(torch.bfloat16), reason="needs the compiled kernel's layers")
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
+def test_tied_head_has_the_bits_of_its_file(tmp_path, kind):
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama", tie_word_embeddings=True), "llama", kind)
+    model = load_model(path, dtype="bfloat16").model
+    stock = load_model(path, dtype="bfloat16", weights="stock").model
+    assert isinstance(model.lm_head, Int8Linear) == (kind != "F16")  # 264 outputs are no whole blocks of 4 bits
+    assert stock.lm_head.weight is stock.get_input_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, stock.get_input_embeddings().weight)
+    x = torch.randn(3, stock.config.hidden_size, dtype=torch.bfloat16)
+    exact = x.double() @ stock.lm_head.weight.double().T
+    torch.testing.assert_close(model.lm_head(x).double(), exact, atol=0.02, rtol=0.01)
+    assert not isinstance(load_model(path, dtype="float32").model.lm_head, Int8Linear)  # too few bits for its logits
+
+
 def test_k_quants_keep_each_layer_in_its_bits(tmp_path):
     """Q4_K_M gives some layers, and values apart from queries and keys, 6 bits."""
     model = random_model("llama", hidden_size=256, intermediate_size=256, num_hidden_layers=1)
@@ -102,8 +128,6 @@ def test_k_quants_keep_each_layer_in_its_bits(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
 def test_grids_equal_gguf_dequantization(kind):
-    from inlay.models.formats.gguf_file import stored_blocks
-
     which = gguf.GGMLQuantizationType[kind]
     rng = np.random.default_rng(0)
     _, size = gguf.GGML_QUANT_SIZES[which]
