@@ -66,7 +66,8 @@ class Int8Linear(_QuantizedLinear):
         dtype = _dtype_of(weight, dtype)
         self._compiled = None
         if can_compile(dtype):
-            grouped = isinstance(weight, StoredWeight) and not weight.by_output and not weight.shape[1] % GROUP
+            groups, rest = divmod(self.in_features, GROUP)
+            grouped = isinstance(weight, StoredWeight) and not weight.by_output and groups > 1 and not rest
             grid = torch.float32 if grouped else None
             self._compiled = CompiledWeight(self.out_features, self.in_features, 8, grid, zeros=False)
             for first, part in _in_8_bits(weight, torch.float32, GROUP if grouped else self.in_features):
@@ -149,10 +150,11 @@ def _in_8_bits(
     weight: Tensor | StoredWeight, dtype: torch.dtype, group: int
 ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
     """Yield (first row, (numbers (rows, inputs) int8, scales (rows, inputs / group) in ``dtype``))."""
+    inputs = weight.shape[1]
     for at, end in _steps(weight):
-        if isinstance(weight, StoredWeight) and weight.by_output:
+        if isinstance(weight, StoredWeight) and (weight.by_group if group < inputs else weight.by_output):
             numbers, scales = weight.bytes(at, end)
-            yield at, (numbers, scales[:, None].to(dtype))
+            yield at, (numbers, scales.view(end - at, -1).to(dtype))
             continue
         part = _rows(weight, at, end)
         groups = part.unflatten(1, (-1, group))

@@ -75,8 +75,21 @@ class GridBlocks(BlockWeight, GridWeight):
         return self.grid(first, last).dense()
 
 
+class ByteBlocks(BlockWeight):
+    """A weight in blocks of Q8_0: a scale and 32 numbers."""
+
+    by_group = True
+
+    def bytes(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        blocks = self._blocks[first:last].reshape(-1, self._block)
+        numbers = blocks[:, 2:].contiguous().view(torch.int8)
+        return numbers.view(last - first, -1), _half(blocks, 0).view(last - first, -1)
+
+
 def stored_blocks(blocks: Tensor, kind: Any) -> StoredWeight:
     """Return the weight in blocks of a type in ``NARROW``. Arguments as for ``BlockWeight``."""
+    if kind.name == "Q8_0":
+        return ByteBlocks(blocks, kind)
     return (GridBlocks if kind.name in _GRIDS else BlockWeight)(blocks, kind)
 
 

@@ -44,6 +44,7 @@ class StoredWeight(ABC):
         symmetric: True if all zeros of that grid are 0, so that they need not be kept.
         by_output: True if ``bytes`` returns its rows, with one scale each. Then it takes 8 bits without further
             rounding.
+        by_group: The same with a scale for every ``GROUP`` inputs.
         narrow: True if 8-bit integers hold it accurately. Others are used in the model's dtype.
     """
 
@@ -51,6 +52,7 @@ class StoredWeight(ABC):
     on_grid: bool = False
     symmetric: bool = False
     by_output: bool = False
+    by_group: bool = False
     narrow: bool = True
 
     @abstractmethod
@@ -66,8 +68,8 @@ class StoredWeight(ABC):
         raise NotImplementedError(f"{type(self).__name__} is on no grid")
 
     def bytes(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Return the same rows in 8 bits: (rows, in_features) int8, and the scale of each row, fp32."""
-        raise NotImplementedError(f"{type(self).__name__} has more than one scale for a row")
+        """Return the same rows in 8 bits: (rows, in_features) int8, and scales (rows,) or (rows, groups), fp32."""
+        raise NotImplementedError(f"{type(self).__name__} has other scales")
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """Return the whole weight, (out_features, in_features)."""
@@ -98,6 +100,7 @@ class SideBySide(StoredWeight):
         self.on_grid = all(weight.on_grid for weight in weights)
         self.symmetric = all(weight.symmetric for weight in weights)
         self.by_output = all(weight.by_output for weight in weights)
+        self.by_group = all(weight.by_group for weight in weights)
         self.narrow = all(weight.narrow for weight in weights)
 
     def tensors(self) -> Mapping[str, Tensor]:
