@@ -412,7 +412,8 @@ def test_all_of_a_tenant_includes_schemas_that_only_an_earlier_server_had(tmp_pa
         llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", chunk_size=8, store=tmp_path / "store", store_private=True)
         with serving_app(build_app(llm, ServerSettings(keys_file=path)), keys) as site:
             for key, body in bodies.items() if not ends else ():
-                assert site.call("POST", SCHEMAS, body | {"reuse": "anchored"}, key=key)[0] == 201
+                asked = body | {"reuse": "anchored", "encode": True}
+                assert site.call("POST", SCHEMAS, asked, key=key)[0] == 201
                 llm.local.residency.flush(10)
                 owned[key] = set(folder.glob("*.safetensors")).difference(*owned.values())
             if ends:

@@ -403,19 +403,28 @@ class Saver:
 
     def _save_next(self) -> None:
         while self._saving is None and self._waiting:
-            _, (spec, _) = self._waiting.popitem(last=False)
-            found = self._store.get(spec)
-            state = None if found is None else found.state
-            if found is None and not self._stack.is_in_host(spec.key):
-                self.not_written += 1
-            elif self._stack.states is not None and state is None:
-                self.not_written += 1  # without its state it would be of no use
-            elif not self._is_written(spec):
-                slots, hold = ((), Hold()) if found is None else (found.slots, self._store.hold(found))
-                if state is not None and self._store.states is not None:
-                    self._store.states.acquire(state)
-                save = self._saving = _Save(spec, slots, hold, state)
-                self._writer.post(partial(self._write, save))
+            key, (spec, _) = next(reversed(self._waiting.items()))
+            self._saving = self._begin(spec)
+            del self._waiting[key]  # afterwards: ``settled`` is read without the lock
+
+    def _begin(self, spec: SegmentSpec) -> _Save | None:
+        """Start to write a segment. Returns None if it cannot be written or is written already."""
+        found = self._store.get(spec)
+        state = None if found is None else found.state
+        if found is None and not self._stack.is_in_host(spec.key):
+            self.not_written += 1
+            return None
+        if self._stack.states is not None and state is None:
+            self.not_written += 1  # without its state it would be of no use
+            return None
+        if self._is_written(spec):
+            return None
+        slots, hold = ((), Hold()) if found is None else (found.slots, self._store.hold(found))
+        if state is not None and self._store.states is not None:
+            self._store.states.acquire(state)
+        save = _Save(spec, slots, hold, state)
+        self._writer.post(partial(self._write, save))
+        return save
 
     def _let_go(self, save: _Save) -> None:
         save.hold.release()
