@@ -22,13 +22,12 @@ from inlay.kv.offload.form import (
     FORM,
     FileSource,
     UnknownFormError,
-    new_draft,
+    append_labels,
     read_header,
     read_segment,
     read_slabs,
     remove_drafts,
     size_of,
-    write_all,
     write_file,
 )
 from inlay.kv.offload.record import SegmentRecord
@@ -256,16 +255,15 @@ class DiskTier(Tier):
     def add_labels(self, key: bytes, labels: Iterable[bytes]) -> None:
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None or entry.labels == (added := tuple(dict.fromkeys((*entry.labels, *labels)))):
+            added = [] if entry is None else [label for label in dict.fromkeys(labels) if label not in entry.labels]
+            if entry is None or not added:
                 return
-            self._entries.note(replace(entry, labels=added))
+            self._entries.note(replace(entry, labels=(*entry.labels, *added)))
         try:
-            with new_draft(self.folder) as (draft, file):
-                write_all(file, memoryview(b"".join(added)))
-                os.rename(draft, self._labels_path(key))
+            append_labels(self._labels_path(key), added)
         except OSError as error:
             logger.warning("%s cannot be written (%s)", self._labels_path(key), error.strerror)
-        self._index.label(key, added)
+        self._index.add_labels(key, added)
 
     def stats(self) -> TierStats:
         with self._lock:

@@ -136,9 +136,13 @@ class DiskIndex:
             [(key, now + ttl_s, now)],
         )
 
-    def label(self, key: bytes, labels: Iterable[bytes]) -> None:
-        """Set the labels of a segment. Other processes see them, because a pin counts as a change of its row."""
-        self._tell("UPDATE segments SET labels = ?, pinned = pinned WHERE key = ?", [(b"".join(labels), key)])
+    def add_labels(self, key: bytes, labels: Iterable[bytes]) -> None:
+        """Add labels to a segment. Other processes see them, because a pin counts as a change of its row."""
+        self._tell(
+            "UPDATE segments SET labels = CAST(labels || ? AS BLOB), pinned = pinned "
+            "WHERE key = ? AND instr(labels, ?) = 0",
+            [(label, key, label) for label in labels],
+        )
 
     def ends(self, key: bytes) -> float | None:
         """The end of a segment's lifetime in seconds since 1970. None if it has none."""
@@ -298,8 +302,8 @@ def entry_of(row: sqlite3.Row) -> TierEntry:
 
 
 def split_labels(joined: bytes) -> tuple[bytes, ...]:
-    """The labels in their joined form."""
-    return tuple(joined[at : at + LABEL_BYTES] for at in range(0, len(joined), LABEL_BYTES))
+    """The labels in their joined form. An incomplete one at the end is left out."""
+    return tuple(joined[at : at + LABEL_BYTES] for at in range(0, len(joined) - LABEL_BYTES + 1, LABEL_BYTES))
 
 
 def _column(entry: TierEntry, name: str) -> Any:

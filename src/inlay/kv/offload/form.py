@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from inlay.kv.identity import LABEL_BYTES
 from inlay.kv.offload.codecs import CODECS, Slab
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierMissError
@@ -253,6 +254,18 @@ def write_file(folder: Path, name: str, record: SegmentRecord, slabs: Iterable[S
         os.rename(draft, folder / name)
     sync_folder(folder)
     return encoded.size
+
+
+def append_labels(path: Path, labels: Iterable[bytes]) -> None:
+    """Append labels to a file of labels, created if needed. Other processes may do so meanwhile. Raises OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = os.fstat(file).st_size
+        os.ftruncate(file, size - size % LABEL_BYTES)  # a process ended while it wrote a label
+        write_all(file, memoryview(b"".join(labels)))
+    finally:
+        os.close(file)
 
 
 def remove_drafts(folder: Path) -> None:

@@ -145,6 +145,27 @@ def test_added_labels_are_seen_by_other_processes_and_after_a_restart(tmp_path, 
         assert [entry.key for entry in later.labelled([added])] == [spec.key]
 
 
+@pytest.mark.parametrize("index", ["kept", "lost"])
+def test_labels_added_by_two_processes_are_all_kept(tmp_path, index, clock):
+    spec, names = spec_of(1), ("one", "two", "both", "half")
+    first, second, both, half = (labels_of(b"", name)[0] for name in names)
+    with closing(filled(tmp_path, spec)) as one, closing(DiskTier(tmp_path, 1 << 30)) as other:
+        one.add_labels(spec.key, [first, both])
+        beside = one.path(spec.key).with_suffix(".labels")
+        with beside.open("ab") as file:
+            file.write(half[:5])  # by a process that has ended
+        other.add_labels(spec.key, [second, both])
+        clock.advance(LOOK_S)
+        for tier in (one, other):
+            tier.refresh()
+            assert all(tier.labelled([label]) for label in (first, second, both))
+    for path in beside.parent.glob("index.sqlite*") if index == "lost" else ():
+        path.unlink()
+    with closing(DiskTier(tmp_path, 1 << 30)) as again:
+        (entry,) = again.iterate()
+        assert entry.labels == (*spec.labels, first, both, second)
+
+
 def test_added_labels_outlive_the_index_and_end_with_the_segment(tmp_path):
     added = [label for name in ("one", "two") for label in labels_of(b"", name)]
     with closing(filled(tmp_path, *SPECS[:2])) as tier:
