@@ -37,7 +37,7 @@ from inlay.api.reading import (
     of_object,
     read_fields,
 )
-from inlay.api.reasoning import ModelReasoning, ReasoningUse, reasons, variables_for
+from inlay.api.reasoning import ReasoningUse, effort_variables, reasons
 from inlay.api.responses.items import (
     FORMS,
     NAME,
@@ -381,13 +381,16 @@ def translate(body: ResponsesBody, **model: Unpack[OfModel]) -> Call:
     offer, hidden = _offer(body, items, len(past), tools, structure)
     use = ReasoningUse(reasoning) if reasoning is not None and reasons(reasoning) else None
     ignored = [*body.ignored, *hidden]
+    effort = effort_variables(None if body.reasoning is None else body.reasoning.effort, reasoning)
+    if effort is None:  # clients of this API send an effort to every model
+        ignored.append("reasoning.effort")
     if use is not None and body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
         ignored.append("reasoning.summary")
     most = body.max_output_tokens if body.max_output_tokens is not None else model.get("default_max_tokens")
     return call_of(
         body,
         endpoint=Endpoint.RESPONSES,
-        prompts=(_prompt(body, items, offer, tools, reasoning),),
+        prompts=(_prompt(body, items, offer, tools, effort or {}),),
         offer=offer,
         reasoning=use,
         structure=structure,
@@ -437,14 +440,13 @@ def _prompt(
     items: Sequence[AnyItem],
     offer: Offer | None,
     tools: ModelTools | None,
-    reasoning: ModelReasoning | None,
+    variables: Mapping[str, Any],
 ) -> PromptInput:
     ttl = None if body.prompt_cache_options is None else body.prompt_cache_options.ttl
     turns = with_family_ids(turns_of(body.instructions, items, ttl), tools)
     if not turns:
         raise BodyError("input has no message; give a text, or a list of items", param="input")
-    effort = None if body.reasoning is None else body.reasoning.effort
-    return chat_prompt(turns, offer, variables_for(effort, reasoning, "reasoning.effort"))
+    return chat_prompt(turns, offer, variables)
 
 
 def _offer(

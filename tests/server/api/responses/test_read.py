@@ -57,7 +57,6 @@ def message(*parts: Any, **fields: Any) -> dict[str, Any]:
         ({"text": {"verbosity": "high"}}, "text"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"metadata": {"a": 1}}, "metadata"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"reuse": "sometimes"}, "reuse"),
     ],
 )

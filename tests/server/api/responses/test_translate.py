@@ -148,6 +148,15 @@ def test_effort_sets_the_template_and_a_summary_is_named_as_ignored() -> None:
     assert made.ignored == ("reasoning.summary",)
 
 
+def test_effort_without_a_place_in_the_template_is_named_as_ignored() -> None:
+    thinks = ModelReasoning(FORMATS[0], frozenset({"enable_thinking"}), None, lambda ids: "")
+    for model in (None, thinks):
+        made = call({"reasoning": {"effort": "high"}}, reasoning=model)
+        assert made.ignored == ("reasoning.effort",)
+        assert isinstance(made.prompts[0], list), "the template gets no variables"
+    assert call({"reasoning": {"effort": "medium"}}).ignored == ()
+
+
 def test_a_stored_response_is_continued_with_its_input_and_output() -> None:
     first = call({"instructions": "Be kind.", "metadata": {"a": "b"}})
     assert first.store is not None
