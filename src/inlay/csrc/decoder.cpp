@@ -10,6 +10,7 @@
 #include "attend.h"
 #include "kernel.h"
 #include "linear.h"
+#include "parallel.h"
 #include "quantized.h"
 #include "steps.h"
 
@@ -42,11 +43,11 @@ class Product {
     if (const auto* stored = std::get_if<Linear>(&layer_)) {
       Linear layer = *stored;
       layer.x = x, layer.x_stride = layer.in, layer.y = y, layer.y_stride = layer.out, layer.rows = rows;
-      direct_(layer, threads);
+      direct_(layer, worthwhile(threads, seconds_of(layer)));
     } else {
       Quantized layer = std::get<Quantized>(layer_);
       layer.x = x, layer.x_stride = layer.in, layer.y = y, layer.y_stride = layer.out, layer.rows = rows;
-      quantized_(layer, threads);
+      quantized_(layer, worthwhile(threads, seconds_of(layer)));
     }
   }
 

@@ -238,8 +238,9 @@ void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint
               int64_t out, const std::string& instruction_set, int threads) {
   const RunLinear run = linear_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
   if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
-  run({at<uint16_t>(x), x_stride, at<uint16_t>(weight), at<uint16_t>(bias), at<uint16_t>(y), out, rows, in, out},
-      threads);
+  const Linear layer{at<uint16_t>(x), x_stride, at<uint16_t>(weight), at<uint16_t>(bias), at<uint16_t>(y), out, rows,
+                     in,              out};
+  run(layer, worthwhile(threads, seconds_of(layer)));
 }
 
 void pack_numbers(uint64_t numbers, uint64_t to, int64_t out, int64_t in, int bits, int64_t group_bytes, int threads) {
@@ -251,9 +252,9 @@ void multiply_quantized(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t 
                         const std::string& instruction_set, int threads) {
   const QuantizedLinear run = quantized_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
   if (run == nullptr) throw std::invalid_argument("ask quantized_supported() first");
-  run({at<void>(x), x_stride, at<char>(weight), at<float>(scales), at<float>(bias), at<void>(y), out, rows, in, out,
-       bits, bf16 ? Type::bf16 : Type::f32, bf16_grid ? Type::bf16 : Type::f32, zeros},
-      threads);
+  const Quantized layer{at<void>(x), x_stride, at<char>(weight), at<float>(scales), at<float>(bias), at<void>(y), out,
+                        rows, in, out, bits, bf16 ? Type::bf16 : Type::f32, bf16_grid ? Type::bf16 : Type::f32, zeros};
+  run(layer, worthwhile(threads, seconds_of(layer)));
 }
 
 // Reads memory and does nothing else. Benchmarks measure the read rate with it.

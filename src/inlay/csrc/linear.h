@@ -17,11 +17,12 @@ struct Linear {
   int64_t rows, in, out;
 };
 
-// Seconds of one thread for few rows, about: those of reading the weights or of the products.
+// Seconds of a layer on one thread, about: those of reading the weights or of the products.
 inline double seconds_of(const Linear& layer) {
   return static_cast<double>(layer.out * layer.in) * std::max(2e-10, 4e-11 * static_cast<double>(layer.rows));
 }
 
+// Runs a layer on this many threads. See worthwhile in parallel.h.
 using RunLinear = void (*)(const Linear& layer, int threads);
 
 void linear_avx512bf16(const Linear& layer, int threads);

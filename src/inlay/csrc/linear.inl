@@ -32,6 +32,7 @@ constexpr int kGroupOuts = 2;         // outputs whose sums fill the registers
 constexpr int64_t kStretch = 1216;    // inputs at a time: those of a group fill most of the first-level cache
 constexpr int64_t kShare = 1 << 14;   // weights of one share, for kGroupOuts: two shares fit the second-level cache
 constexpr int64_t kMostOuts = 48;     // outputs of one share
+constexpr int64_t kSharesEach = 4;    // shares of one thread, at least: a slow thread takes fewer
 constexpr int64_t kTile = 16;         // rows of x that are lanes at the same time
 constexpr int64_t kHalf = kTile / 2;  // and those of the last tile, if it has no more
 constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill half of the first-level cache
@@ -133,7 +134,7 @@ template <int M>
 void few_rows(const Linear& layer, int threads) {
   static thread_local Scratch scratch;
   const float* x = grouped(layer, M, scratch).numbers;
-  run_parallel(worthwhile(threads, seconds_of(layer)), [&](Team& team, int thread) {
+  run_parallel(threads, [&](Team& team, int thread) {
     const int64_t end = layer.out * (thread + 1) / team.threads();
     for (int64_t out = layer.out * thread / team.threads(); out < end; ++out) dot<M>(layer, x, out);
   });
@@ -207,10 +208,11 @@ void some_rows(const Linear& layer, int threads) {
   static thread_local Scratch scratch;
   const Groups groups = grouped(layer, kGroupRows, scratch);
   const int64_t rows = layer.rows, in = layer.in;
-  const int64_t outs = std::clamp(kShare / in * kGroupOuts, int64_t{kGroupOuts}, kMostOuts);
+  const int64_t pairs = std::min(kShare / in, layer.out / kGroupOuts / (kSharesEach * threads));
+  const int64_t outs = std::clamp(pairs * kGroupOuts, int64_t{kGroupOuts}, kMostOuts);
   const int lines = static_cast<int>((kGroupOuts + groups.count - 1) / groups.count);
   std::atomic<int64_t> next{0};
-  run_parallel(worthwhile(threads, seconds_of(layer)), [&](Team&, int) {
+  run_parallel(threads, [&](Team&, int) {
     float sums[kMostOuts * kSome];
     const auto take = [&] { return std::min(outs * next.fetch_add(1, std::memory_order_relaxed), layer.out); };
     const auto at = [&](int64_t out) {

@@ -80,7 +80,7 @@ template <int M>
 void few_rows(const Linear& layer, int threads) {
   constexpr int kAtOnce = M == 1 ? 1 : M == 2 ? 2 : 4;  // weight rows for each loaded x
   const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce;
-  run_parallel(worthwhile(threads, seconds_of(layer)), [&](Team& team, int thread) {
+  run_parallel(threads, [&](Team& team, int thread) {
     const int64_t end = groups * (thread + 1) / team.threads();
     for (int64_t group = groups * thread / team.threads(); group < end; ++group) dot<M, kAtOnce>(layer, group * kAtOnce);
   });

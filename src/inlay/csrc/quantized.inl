@@ -332,9 +332,8 @@ void run(const Quantized& layer, int threads) {
   const Rounded<Bits> x{reinterpret_cast<int32_t*>(scratch.take(words)), groups};
   const bool few = layer.rows <= kFew;
   if (few) round_rows<Bits, T>(layer, x, 0, layer.rows);
-  const double seconds = 5e-11 * static_cast<double>(layer.out * layer.in * layer.rows);  // of one thread, about
   std::atomic<int64_t> next{0};
-  run_parallel(worthwhile(threads, seconds), [&](Team& team, int thread) {
+  run_parallel(threads, [&](Team& team, int thread) {
     const int64_t number = thread, all = team.threads();
     if (few)  // one stretch for each thread, read from front to back
       return multiply_rows<Bits, Grid, Zeros, T>(layer, x, blocks * number / all, blocks * (number + 1) / all);

@@ -112,6 +112,21 @@ def test_direct_layers_take_many_rows_and_many_inputs(instruction_set, rows, inp
         assert close(DirectLinear(weight, None, instruction_set)(x), exact(x, weight, None))
 
 
+@pytest.mark.parametrize("instruction_set", ["avx512bf16", "avx2", "portable"])
+@pytest.mark.parametrize("rows", [1, 3, 5, 9, 24, 48, 60])
+def test_answers_of_direct_layers_do_not_depend_on_the_threads(instruction_set, rows):
+    if not kernel.linear_supported(instruction_set):
+        pytest.skip("another processor")
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 896).bfloat16(), torch.randn(3001, 896).bfloat16()  # other threads are worth waking
+    found = []
+    for threads in (1, 2, 3):
+        with computing(threads):
+            found.append(DirectLinear(weight, None, instruction_set)(x))
+    assert found[1].equal(found[0])
+    assert found[2].equal(found[0])
+
+
 @needs_kernel
 def test_direct_layers_share_the_weight_and_take_any_shape():
     weight = torch.randn(5, 6).bfloat16()
