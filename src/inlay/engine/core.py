@@ -312,6 +312,7 @@ class EngineCore:
         if not made.owners:
             return ended + settled
         self._steps += 1
+        behind = self._in_flight is not None
         try:
             advanced = self._compute(made, interruptible)
         except BaseException as error:  # a failed pass ends only its own requests
@@ -319,7 +320,8 @@ class EngineCore:
         seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds, lone=lone)
         self._idle_time.busy_for(seconds)
-        if self.speculator is not None and self._in_flight is None and made.only_answers:
+        # A step that fills or empties the device's queue is shorter or longer than others.
+        if self.speculator is not None and made.only_answers and behind == (self._in_flight is not None):
             self.speculator.took(len(made.decode), sum(len(draft.tokens) for draft in made.drafts.values()), seconds)
         for observer in self.observers:
             observer.stepped(seconds)

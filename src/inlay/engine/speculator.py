@@ -8,7 +8,7 @@ changes how many tokens a pass gives, and never which. See SuffixDecoding (arXiv
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
@@ -81,26 +81,34 @@ class Chance(NamedTuple):
     most: int
 
 
-class StepTime:
-    """The time of a step besides its rows, as a moving mean: for scheduling, tokens, lookups and longer contexts.
+class StepTimes:
+    """The time of steps besides their rows, as moving means: for scheduling, tokens, lookups and longer contexts.
 
-    Attributes:
-        plain_s: seconds an answer, in steps without drafts.
-        more_s: how many more seconds an answer, in steps with drafts.
+    Batches of similar size share their means: those of 1 answer, of 2 and 3, of 4 to 7, and so on.
     """
 
     def __init__(self) -> None:
-        self.plain_s = self.more_s = 0.0
+        self._plain_s = defaultdict[int, float](float)
+        self._more_s = defaultdict[int, float](float)
+
+    def plain_s(self, answers: int) -> float:
+        """Return the seconds of a step without drafts, besides its rows. 0 before the first one."""
+        return self._plain_s[answers.bit_length()]
+
+    def more_s(self, answers: int) -> float:
+        """Return how many more seconds a step with drafts takes, besides its rows. 0 before the first one."""
+        return self._more_s[answers.bit_length()]
 
     def took(self, cost: RowCost, answers: int, drafted: int, seconds: float) -> None:
         """Record the duration of a step that computed answers alone, with ``drafted`` draft tokens."""
-        measured_s = cost.seconds(answers + drafted)
-        besides_s = min(max(seconds - measured_s, 0.0), _LONGEST * measured_s) / answers
+        size, measured_s = answers.bit_length(), cost.seconds(answers + drafted)
+        longer_s = min(max(seconds - measured_s, 0.0), _LONGEST * measured_s) - self._plain_s[size]
         if drafted:
-            self.more_s += _WEIGHT * (besides_s - self.plain_s - self.more_s)
+            self._more_s[size] += _WEIGHT * (longer_s - self._more_s[size])
         else:
-            self.plain_s += _WEIGHT * (besides_s - self.plain_s)
-            self.more_s *= _FORGOTTEN
+            self._more_s[size] *= _FORGOTTEN
+        if not drafted or longer_s < 0:  # a shorter step with drafts shows that the machine has become faster
+            self._plain_s[size] += _WEIGHT * longer_s
 
 
 def choose_lengths(
@@ -109,7 +117,7 @@ def choose_lengths(
     answers: int,
     rows: int,
     most: int = MOST_ROWS,
-    times: StepTime | None = None,
+    times: StepTimes | None = None,
 ) -> list[int]:
     """Return how many tokens of each draft to try, so that the pass gives the most tokens a second. 0 for none.
 
@@ -125,11 +133,11 @@ def choose_lengths(
         most: the most rows to add.
         times: the measured time of steps besides their rows. None for nothing.
     """
-    times = times or StepTime()
+    times = times or StepTimes()
     lengths, best = [0] * len(chances), [0] * len(chances)
     expected, added = float(answers), 0
-    plan_s, plain_s = cost.plan_s(answers), answers * times.plain_s
-    drafts_s = plain_s + plan_s + max(plan_s, answers * times.more_s)
+    plan_s, plain_s = cost.plan_s(answers), times.plain_s(answers)
+    drafts_s = plain_s + plan_s + max(plan_s, times.more_s(answers))
     best_rate = expected / (cost.seconds(rows) + plain_s) * (1 + LEAST_GAIN)
     # A token below this chance lowers the rate in every pass.
     least = max(LEAST_CHANCE, cost.least_row_s(rows) * best_rate)
@@ -279,7 +287,7 @@ class Speculator:
     def __init__(self, cost: RowCost, rates: Callable[[], AcceptanceRates] = AcceptanceRates) -> None:
         self._cost = cost
         self._rates = rates
-        self.times = StepTime()
+        self.times = StepTimes()
         self._finders: dict[Request, _Finder] = {}
         self.earlier = EarlierAnswers()
         self.drafted = Counter[str](dict.fromkeys(DRAFT_SOURCES, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.engine.pass_cost import RowCost, measured_rows
-from inlay.engine.speculator import AcceptanceRates, Chance, StepTime, choose_lengths
+from inlay.engine.speculator import AcceptanceRates, Chance, StepTimes, choose_lengths
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver
 
@@ -57,7 +57,7 @@ def test_drafts_must_pay_for_replanning():
 
 
 def test_drafts_must_pay_for_the_measured_time_of_their_steps():
-    chances, times = [Chance(0.5, 2)], StepTime()
+    chances, times = [Chance(0.5, 2)], StepTimes()
     for _ in range(100):
         times.took(FLAT, answers=1, drafted=2, seconds=2.0)
     assert choose_lengths(FLAT, chances, 1, 1) == [2]
@@ -68,17 +68,43 @@ def test_drafts_must_pay_for_the_measured_time_of_their_steps():
 
 
 def test_time_that_each_step_takes_makes_rows_cheaper():
-    times = StepTime()
+    times = StepTimes()
     for _ in range(100):
         times.took(LINEAR, answers=1, drafted=0, seconds=4.0)
     assert choose_lengths(LINEAR, [Chance(0.9, 1)], 1, 1) == [0]
     assert choose_lengths(LINEAR, [Chance(0.9, 1)], 1, 1, times=times) == [1]
+    assert choose_lengths(LINEAR, [Chance(0.3, 1)], 1, 1, times=times) == [0], "1.3 tokens in 5 s, not 1 in 4 s"
+
+
+def test_measured_time_of_steps_includes_their_plans():
+    cost, times = RowCost({1: 1.0}, plan_s=0.1), StepTimes()
+    for _ in range(100):
+        times.took(cost, answers=1, drafted=1, seconds=1.1)
+    assert choose_lengths(cost, [Chance(0.3, 1)], 1, 1, times=times) == [1], "1.3 tokens in 1.2 s"
+    assert choose_lengths(cost, [Chance(0.2, 1)], 1, 1, times=times) == [0]
+
+
+def test_batches_of_other_sizes_have_their_own_times():
+    times = StepTimes()
+    for _ in range(100):
+        times.took(FLAT, answers=16, drafted=0, seconds=2.0)
+    assert times.plain_s(16) == times.plain_s(31) == pytest.approx(1.0, abs=1e-3)
+    assert times.plain_s(15) == times.plain_s(32) == 0
+
+
+def test_times_of_a_busy_machine_are_forgotten_although_every_step_has_drafts():
+    times = StepTimes()
+    for _ in range(100):
+        times.took(FLAT, answers=1, drafted=0, seconds=3.0)
+    for _ in range(100):
+        times.took(FLAT, answers=1, drafted=4, seconds=1.0)
+    assert [times.plain_s(1), times.more_s(1)] == pytest.approx([0.0, 0.0], abs=1e-2)
 
 
 def test_a_step_that_had_to_wait_counts_as_a_long_one_at_most():
-    times = StepTime()
+    times = StepTimes()
     times.took(FLAT, answers=1, drafted=0, seconds=1e6)
-    assert times.plain_s < 1
+    assert times.plain_s(1) < 1
 
 
 def test_rates_follow_the_answer():

@@ -13,7 +13,7 @@ import pytest
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
-from inlay.engine.speculator import MOST_ANSWERS, Draft, Speculator
+from inlay.engine.speculator import MOST_ANSWERS, Draft, Speculator, StepTimes
 from inlay.errors import ParameterError
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver, ids, sample_on_device
@@ -258,6 +258,43 @@ def test_time_of_steps_with_answers_alone_is_measured(driver):
     driver.add(request)
     driver.step()
     assert len(request.token_ids) == 1
-    assert speculator.times.plain_s == 0
+    assert speculator.times.plain_s(1) == 0
     driver.step()
-    assert speculator.times.plain_s > 0
+    assert speculator.times.plain_s(1) > 0
+
+
+class Recorded(StepTimes):
+    """Keeps the numbers of answers and draft tokens of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[int, int]] = []
+
+    def took(self, cost: RowCost, answers: int, drafted: int, seconds: float) -> None:
+        self.steps.append((answers, drafted))
+
+
+def test_steps_are_measured_with_their_draft_tokens(driver):
+    driver.engine.speculator = speculator = Speculator(FREE, Hopeful)
+    speculator.times = times = Recorded()
+    requests = [driver.request("One two three four five. One two three four five. One two three", 40)]
+    driver.run(*requests)
+    assert sum(drafted for _, drafted in times.steps) == sum(speculator.drafted.values()) > 0
+    assert {answers for answers, _ in times.steps} == {1}
+
+
+def test_steps_that_fill_or_empty_the_queue_of_a_device_are_not_measured(driver, monkeypatch):
+    sample_on_device(monkeypatch)
+    driver.engine.speculator = speculator = Speculator(FREE)
+    speculator.times = times = Recorded()
+    request = driver.request("One", 8, ignore_eos=True)
+    driver.add(request)
+    measured = []
+    while not request.finished:
+        before = len(times.steps)
+        driver.step()
+        measured.append(len(times.steps) > before)
+    # The prompt; a step that only starts the next token; steps that start one and take one; the end.
+    assert measured[:2] == [False, False]
+    assert any(measured)
+    assert not measured[-1]
