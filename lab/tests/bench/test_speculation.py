@@ -16,7 +16,8 @@ from tests.raising import raises
 def test_the_prompts_of_a_task_differ(task):
     work = workload(task, 6, SpeculationSetting(model="demo", tokens=9))
     assert len({json.dumps(prompt) for prompt in work.prompts}) == 6
-    assert {params.max_tokens for params in work.params} == {9}
+    lengths = {params.max_tokens for params in work.params}
+    assert lengths == {9} if task != "story" else lengths <= set(range(4, 10)) and len(lengths) > 1
     assert {params.greedy for params in work.params} == {task != "story"}
 
 

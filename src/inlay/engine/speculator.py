@@ -28,15 +28,15 @@ MOST_ROWS = 256
 MOST_ANSWERS = 32
 #: A token with a lower chance is not tried, even where a row costs nothing.
 LEAST_CHANCE = 0.05
-#: A draft must raise the tokens a second by this share. Less is within the error of the measured times.
-LEAST_GAIN = 0.05
+#: A draft must raise the tokens a second by this share. Less is within the error of the times and the rates.
+LEAST_GAIN = 0.1
 
 #: By the least length of a match: the share of accepted tokens that a new answer starts from.
 _PRIORS = ((3, 0.3), (4, 0.45), (6, 0.6), (9, 0.75), (16, 0.85))
 _PRIOR_TOKENS = 3.0  # the weight of these shares, in tokens
 _KEPT = 0.95  # the weight of a token after the next one is counted
 
-#: For the time of steps: the weight of a new one; the share of ``more_s`` that a step without drafts leaves, so that
+#: For the time of steps: the weight of a new one; the share of ``token_s`` that a step without drafts leaves, so that
 #: drafts are tried again; and the most time that a step counts, in times of its rows, because it may have had to wait.
 _WEIGHT, _FORGOTTEN, _LONGEST = 0.1, 0.998, 3
 
@@ -89,24 +89,24 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._plain_s = defaultdict[int, float](float)
-        self._more_s = defaultdict[int, float](float)
+        self._token_s = defaultdict[int, float](float)
 
     def plain_s(self, answers: int) -> float:
         """Return the seconds of a step without drafts, besides its rows. 0 before the first one."""
         return self._plain_s[answers.bit_length()]
 
-    def more_s(self, answers: int) -> float:
-        """Return how many more seconds a step with drafts takes, besides its rows. 0 before the first one."""
-        return self._more_s[answers.bit_length()]
+    def token_s(self, answers: int) -> float:
+        """Return the seconds of a draft token besides its row. 0 before the first one."""
+        return max(0.0, self._token_s[answers.bit_length()])
 
     def took(self, cost: RowCost, answers: int, drafted: int, seconds: float) -> None:
         """Record the duration of a step that computed answers alone, with ``drafted`` draft tokens."""
         size, measured_s = answers.bit_length(), cost.seconds(answers + drafted)
         longer_s = min(max(seconds - measured_s, 0.0), _LONGEST * measured_s) - self._plain_s[size]
         if drafted:
-            self._more_s[size] += _WEIGHT * (longer_s - self._more_s[size])
+            self._token_s[size] += _WEIGHT * ((longer_s - cost.plan_s(answers)) / drafted - self._token_s[size])
         else:
-            self._more_s[size] *= _FORGOTTEN
+            self._token_s[size] *= _FORGOTTEN
         if not drafted or longer_s < 0:  # a shorter step with drafts shows that the machine has become faster
             self._plain_s[size] += _WEIGHT * longer_s
 
@@ -123,7 +123,8 @@ def choose_lengths(
 
     A pass gives one token to each answer, and one more for each accepted draft token. Draft tokens are added one by
     one, the likeliest first, and the number with the most expected tokens a second is taken. A pass with drafts costs
-    two new plans: its own, and that of the next pass. ``times`` may know of more.
+    two new plans: its own, and that of the next pass. The time of prompt rows is left out: they give no token, so a draft
+    would seem to pay more easily beside them.
 
     Args:
         cost: the measured time of passes.
@@ -136,11 +137,12 @@ def choose_lengths(
     times = times or StepTimes()
     lengths, best = [0] * len(chances), [0] * len(chances)
     expected, added = float(answers), 0
-    plan_s, plain_s = cost.plan_s(answers), times.plain_s(answers)
-    drafts_s = plain_s + plan_s + max(plan_s, times.more_s(answers))
-    best_rate = expected / (cost.seconds(rows) + plain_s) * (1 + LEAST_GAIN)
+    plain_s, token_s = times.plain_s(answers), times.token_s(answers)
+    drafts_s = plain_s + 2 * cost.plan_s(answers)
+    prompts_s = cost.seconds(rows) - cost.seconds(answers)
+    best_rate = expected / (cost.seconds(answers) + plain_s) * (1 + LEAST_GAIN)
     # A token below this chance lowers the rate in every pass.
-    least = max(LEAST_CHANCE, cost.least_row_s(rows) * best_rate)
+    least = max(LEAST_CHANCE, (cost.least_row_s(rows) + token_s) * best_rate)
     heap = [(-chance.rate, number) for number, chance in enumerate(chances) if chance.most > 0 and chance.rate > least]
     heapify(heap)
     while heap and added < min(most, MOST_ROWS):
@@ -150,7 +152,7 @@ def choose_lengths(
         lengths[number] += 1
         added += 1
         expected -= negative
-        rate = expected / (cost.seconds(rows + added) + drafts_s)
+        rate = expected / (cost.seconds(rows + added) - prompts_s + drafts_s + added * token_s)
         if rate > best_rate:
             best, best_rate = lengths.copy(), rate
         if lengths[number] < chances[number].most:

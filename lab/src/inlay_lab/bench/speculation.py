@@ -7,7 +7,8 @@ turns.
   documents are generated (eval/documents.py).
 - ``code``: a function of Python's own library. It is written again with a variable renamed.
 - ``agent``: a log of tool calls to be continued. Its calls repeat names, fields and earlier results.
-- ``story``: a story drawn at temperature 1. It copies nothing.
+- ``story``: a story drawn at temperature 1. It copies nothing. Its length is drawn, from half the tokens to all: answers
+  of one length would all begin in the same passes, but only without drafts.
 
 The prompts are in the cache. All requests of a task wait in line, and as many as the batch run at the same time. The
 time is that of the whole line. Earlier answers are forgotten before each turn, so that no answer is copied from the
@@ -55,7 +56,7 @@ class SpeculationSetting:
         tasks: Of TASKS.
         batches: Numbers of answers at the same time.
         prompts: The prompts of each task, by answer of the batch.
-        tokens: The most tokens of an answer.
+        tokens: The most tokens of an answer, at least 2.
         data: A folder with passages and questions, see eval/reading.py. None for generated documents.
     """
 
@@ -120,11 +121,8 @@ def workload(task: str, count: int, setting: SpeculationSetting) -> Workload:
     greedy = SamplingParams(temperature=0, max_tokens=setting.tokens)
     if task == "story":
         topics = [_TOPICS[number % len(_TOPICS)] for number in range(count)]
-        free = SamplingParams(temperature=1, max_tokens=setting.tokens, ignore_eos=True)
-        return Workload(
-            [_chat(f"Write a story about {topic}.") for topic in topics],
-            [_seeded(free, number) for number in range(count)],
-        )
+        prompts = [_chat(f"Write a story about {topic}.") for topic in topics]
+        return Workload(prompts, [_free(number, setting.tokens) for number in range(count)])
     made: dict[str, Callable[[int], Any]] = {
         "quotes": partial(_quote, setting.data, _passages(setting.data)),
         "code": _code,
@@ -133,10 +131,10 @@ def workload(task: str, count: int, setting: SpeculationSetting) -> Workload:
     return Workload([made[task](number) for number in range(count)], [greedy] * count)
 
 
-def _seeded(params: SamplingParams, seed: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=params.temperature, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos, seed=seed
-    )
+def _free(seed: int, tokens: int) -> SamplingParams:
+    """Parameters for a drawn answer, of ``tokens / 2`` to ``tokens`` tokens."""
+    length = random.Random(seed).randint(tokens // 2, tokens)
+    return SamplingParams(temperature=1, max_tokens=length, ignore_eos=True, seed=seed)
 
 
 def _chat(text: str, system: str | None = None) -> list[dict[str, str]]:

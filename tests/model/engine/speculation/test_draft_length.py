@@ -46,11 +46,18 @@ def test_large_batch_gets_shorter_drafts():
     assert choose_lengths(cost, [Chance(0.05, 16)] * 48, 48, 48) == [0] * 48
 
 
+def test_prompts_in_the_pass_make_no_draft_pay():
+    cost = RowCost({1: 1.0, 101: 61.0})  # 0.6 s a row
+    for prompt in (0, 1, 50):
+        assert choose_lengths(cost, [Chance(0.6, 4)], 1, 1 + prompt) == [0]
+        assert choose_lengths(cost, [Chance(0.8, 1)], 1, 1 + prompt) == [1]
+
+
 def test_drafts_must_pay_for_replanning():
     chances = [Chance(0.5, 2)]
     assert choose_lengths(FLAT, chances, 1, 1) == [2]
     assert choose_lengths(RowCost({1: 1.0}, plan_s=0.5), chances, 1, 1) == [0]
-    costly = RowCost({1: 1.0}, plan_s=0.01, plan_more_s=0.1)
+    costly = RowCost({1: 1.0}, plan_s=0.01, plan_more_s=0.09)
     assert choose_lengths(costly, chances, 1, 1) == [2]
     assert choose_lengths(costly, chances * 4, 4, 4) == [2] * 4
     assert choose_lengths(costly, chances + [Chance(0, 0)] * 9, 10, 10) == [0] * 10
@@ -80,8 +87,18 @@ def test_measured_time_of_steps_includes_their_plans():
     cost, times = RowCost({1: 1.0}, plan_s=0.1), StepTimes()
     for _ in range(100):
         times.took(cost, answers=1, drafted=1, seconds=1.1)
-    assert choose_lengths(cost, [Chance(0.3, 1)], 1, 1, times=times) == [1], "1.3 tokens in 1.2 s"
+    assert choose_lengths(cost, [Chance(0.35, 1)], 1, 1, times=times) == [1], "1.35 tokens in 1.2 s"
     assert choose_lengths(cost, [Chance(0.2, 1)], 1, 1, times=times) == [0]
+
+
+def test_each_draft_token_pays_for_its_measured_time():
+    """Such as attention over a long context: 0.1 s for each of 10 tokens."""
+    chances, times = [Chance(0.99, 16)], StepTimes()
+    for _ in range(100):
+        times.took(FLAT, answers=1, drafted=10, seconds=2.0)
+    assert times.token_s(1) == pytest.approx(0.1, abs=1e-3)
+    assert choose_lengths(FLAT, [Chance(0.5, 16)], 1, 1, times=times) == [2], "1.75 tokens in 1.2 s, not 1.88 in 1.3 s"
+    assert choose_lengths(FLAT, chances, 1, 1, times=times) == [16]
 
 
 def test_batches_of_other_sizes_have_their_own_times():
@@ -98,7 +115,7 @@ def test_times_of_a_busy_machine_are_forgotten_although_every_step_has_drafts():
         times.took(FLAT, answers=1, drafted=0, seconds=3.0)
     for _ in range(100):
         times.took(FLAT, answers=1, drafted=4, seconds=1.0)
-    assert [times.plain_s(1), times.more_s(1)] == pytest.approx([0.0, 0.0], abs=1e-2)
+    assert [times.plain_s(1), times.token_s(1)] == pytest.approx([0.0, 0.0], abs=1e-2)
 
 
 def test_a_step_that_had_to_wait_counts_as_a_long_one_at_most():
