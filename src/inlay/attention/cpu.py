@@ -101,26 +101,28 @@ class CpuBackend:
         )  # fmt: skip
         return output
 
-    def stored(
-        self, pool: KVStorage, plan: Plan, layer: int, options: AttentionOptions, rows: int
-    ) -> tuple[Any, Any, Any, Any, int, Any]:
-        """Return the attention arguments of the kernel's call for a whole layer (csrc/decoder.cpp).
+    def planned(self, plan: Plan, rows: int) -> tuple[Any, Any]:
+        """Return a pass's arguments for all layers in one call (csrc/decoder.cpp): the plan and the workspace.
 
-        Args:
-            pool, plan, layer, options: As in ``attend``.
-            rows: Number of rows of the call, which must be the plan's.
-
-        Returns:
-            Plan, workspace, keys, values, number of slots and options. They are valid for this call only.
+        They are valid for this pass only. ``rows`` is the number of rows of the call, which must be the plan's.
         """
-        keys = pool.keys[layer]
         if rows != plan.rows:
             raise ValueError(f"a plan of {plan.rows} rows does not fit {rows}")
         self.prepare(plan)
-        return (
-            plan.work[self._key], self._workspace, _heads(keys), _heads(pool.values[layer]), keys.shape[1],
-            self._native(options),
-        )  # fmt: skip
+        return plan.work[self._key], self._workspace
+
+    def stored(
+        self, pool: KVStorage, layer: int, options: AttentionOptions
+    ) -> tuple[tuple[Any, Any, int, Any], list[Tensor]]:
+        """Return a layer's arguments of that call.
+
+        Returns:
+            Keys, values, number of slots and options, and the tensors of the options. The arguments are valid as long
+            as the pool and these tensors.
+        """
+        keys = pool.keys[layer]
+        native, kept = _native_options(options)
+        return (_heads(keys), _heads(pool.values[layer]), keys.shape[1], native), kept
 
     def attention_mass(
         self, query: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions

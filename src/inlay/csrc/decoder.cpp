@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "attend.h"
 #include "kernel.h"
@@ -119,9 +120,8 @@ class DecoderLayer {
     rotate(address_of(qkv), address_of(cos), address_of(sin), true, rows, heads_ + kv_heads_, head_dim_, step, threads);
   }
 
-  // Runs the whole layer. x: (rows, width) → y, the same shape.
-  void run(const uint16_t* x, const float* cos, const float* sin, uint16_t* y, int64_t rows, int threads,
-           const Stored& stored) const {
+  // Runs the whole layer. x: (rows, width), replaced by the layer's output.
+  void run(uint16_t* x, const float* cos, const float* sin, int64_t rows, int threads, const Stored& stored) const {
     static thread_local Scratch scratch;
     const int64_t step = qkv_.out(), wide = heads_ * head_dim_;
     auto* qkv = reinterpret_cast<uint16_t*>(scratch.take(rows * (step + wide) * 2));
@@ -135,10 +135,11 @@ class DecoderLayer {
          stored.values, heads(attended, wide), static_cast<int>(heads_), static_cast<int>(kv_heads_),
          static_cast<int>(head_dim_), stored.slots, stored.options},
         stored.workspace);
-    behind(x, attended, y, rows, threads);
+    behind(x, attended, x, rows, threads);
   }
 
-  // x: (rows, width), the input of `before`; attended: (rows, heads, head_dim) → y: (rows, width), the layer's output.
+  // x: (rows, width), the input of `before`; attended: (rows, heads, head_dim) → y: (rows, width), the layer's output. y
+  // may be x.
   void behind(const uint16_t* x, const uint16_t* attended, uint16_t* y, int64_t rows, int threads) const {
     static thread_local Scratch scratch;
     const int64_t width = qkv_.in(), inner = down_.in();
@@ -159,6 +160,31 @@ class DecoderLayer {
   int64_t heads_, kv_heads_, head_dim_;
 };
 
+// The layers of a model with their keys and values in one pool.
+class Decoder {
+ public:
+  void add(const DecoderLayer& layer, const Heads& keys, const Heads& values, int64_t slots, const Options& options) {
+    layers_.push_back({layer, keys, values, slots, options});
+  }
+
+  // Runs all layers. x: (rows, width), replaced by the last one's output. cos, sin: (rows, head_dim).
+  void run(uint16_t* x, const float* cos, const float* sin, int64_t rows, int threads, Attention& attention,
+           Workspace& workspace) const {
+    for (const Layer& each : layers_)
+      each.layer.run(x, cos, sin, rows, threads,
+                     {attention, workspace, each.keys, each.values, each.slots, each.options});
+  }
+
+ private:
+  struct Layer {
+    DecoderLayer layer;
+    Heads keys, values;
+    int64_t slots;
+    Options options;
+  };
+  std::vector<Layer> layers_;
+};
+
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
@@ -175,14 +201,6 @@ void bind_decoder(nb::module_& m) {
              new (self) DecoderLayer(qkv, out, gate_up, down, norm(before_attention, eps), norm(before_mlp, eps),
                                      norm(of_query, head_eps), norm(of_key, head_eps), heads, kv_heads, head_dim);
            })
-      .def("run",
-           [](const DecoderLayer& self, uint64_t x, uint64_t cos, uint64_t sin, uint64_t y, int64_t rows, int threads,
-              Attention& attention, Workspace& workspace, const Heads& keys, const Heads& values, int64_t slots,
-              const Options& options) {
-             self.run(at<uint16_t>(x), at<float>(cos), at<float>(sin), at<uint16_t>(y), rows, threads,
-                      {attention, workspace, keys, values, slots, options});
-           },
-           released())
       .def("before",
            [](const DecoderLayer& self, uint64_t x, uint64_t cos, uint64_t sin, uint64_t qkv, int64_t rows, int threads) {
              self.before(at<uint16_t>(x), at<float>(cos), at<float>(sin), at<uint16_t>(qkv), rows, threads);
@@ -193,6 +211,15 @@ void bind_decoder(nb::module_& m) {
              self.behind(at<uint16_t>(x), at<uint16_t>(attended), at<uint16_t>(y), rows, threads);
            },
            released());
+  nb::class_<Decoder>(m, "Decoder", "All layers of a model, attention included; made of addresses.")
+      .def(nb::init<>())
+      .def("add", &Decoder::add, "Adds the next layer.")
+      .def("run",
+           [](const Decoder& self, uint64_t x, uint64_t cos, uint64_t sin, int64_t rows, int threads,
+              Attention& attention, Workspace& workspace) {
+             self.run(at<uint16_t>(x), at<float>(cos), at<float>(sin), rows, threads, attention, workspace);
+           },
+           released(), "Runs all layers in place.");
 }
 
 }  // namespace inlay

@@ -32,6 +32,7 @@ from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
 from inlay.models.compiling import OPAQUE, compiled
 from inlay.models.device import on_device, upload
+from inlay.models.few_rows import FewRowsPass
 from inlay.models.fused import LastLayer
 from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
@@ -298,6 +299,7 @@ class Runner:
         if self._least_saved is None and LastLayer.serves(loaded.model):
             self._least_saved = _WORTH_A_PLAN
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
+        self._few_rows = FewRowsPass.of(loaded.model, loaded.spec, backend, self.storage)
         # None if passes are not recorded. A recording has fixed inputs, and states have other slots in each pass.
         self.graphs = pass_graphs(backend, self._forward, record) if states is None else None
 
@@ -480,6 +482,9 @@ class Runner:
 
     def _compute(self, ids: Tensor, positions: Tensor, context: PassContext, rows: Tensor | None) -> Tensor:
         """The model's logits. ``ids`` and ``positions`` are (rows,); ``rows`` have logits, None for all."""
+        if self._few_rows is not None and self._compiled is None and self._few_rows.fits(context):
+            with torch.inference_mode():
+                return self._few_rows.logits(ids, positions, context, rows)
         whole = context.plain and context.await_layer is None
         model, name = self._loaded.model, IMPLEMENTATION
         if self._compiled is not None and whole:  # other passes stop between layers or wait there

@@ -123,8 +123,8 @@ def choose_lengths(
 
     A pass gives one token to each answer, and one more for each accepted draft token. Draft tokens are added one by
     one, the likeliest first, and the number with the most expected tokens a second is taken. A pass with drafts costs
-    two new plans: its own, and that of the next pass. The time of prompt rows is left out: they give no token, so a draft
-    would seem to pay more easily beside them.
+    two new plans: its own, and that of the next pass. The time of prompt rows is left out: they give no token, so a
+    draft would seem to pay more easily beside them.
 
     Args:
         cost: the measured time of passes.

@@ -1,26 +1,29 @@
-"""A decoder layer over few rows in one call of the compiled kernel, or in two with attention between them.
+"""All decoder layers over few rows in one call of the compiled kernel, or each layer in two calls.
 
-During decoding, Python and PyTorch spend a third of the products' time between the ten products and steps of a layer.
-Over few rows the kernel computes the whole layer in one call. With another attention, one call computes the steps
-before attention and one the steps after it (csrc/decoder.cpp).
+During decoding, Python and PyTorch spend a third of the products' time between the ten products and steps of a layer,
+and the code of transformers around the layers takes a fifth of a small model's step. ``FewRowsPass`` runs a pass with
+one call for all layers. Where that is impossible, ``FewRows`` is the ``forward`` of each layer: one call computes the
+steps before attention and one the steps after it (csrc/decoder.cpp).
 
-The results have the same bits as those of the layer's own modules. These still run for many rows, for other caches, and
+The results have the same bits as those of the model's own modules. These still run for many rows, for other caches, and
 where a module has an active hook. An adapter sets such a hook in passes with rows of it.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from inlay.attention.backend import AttentionOptions
+from inlay.attention.backend import Backend
 from inlay.attention.cpu import CpuBackend
 from inlay.attention.kernel import kernel
-from inlay.models.fused import FusedAttention, FusedMLP
-from inlay.models.interface import IMPLEMENTATION, PassContext
+from inlay.attention.storage import KVStorage
+from inlay.models.fused import FusedAttention, FusedMLP, LastLayer
+from inlay.models.interface import PassContext
 from inlay.models.linear import FrozenLinear
 from inlay.models.spec import ModelSpec
 
@@ -37,15 +40,11 @@ class FewRows:
         kept: The tensors that ``steps`` points into. They live as long as this object.
     """
 
-    #: True if inlay's attention runs within the one call; else two calls surround it.
-    whole = True
-
     def __init__(self, layer: Any, steps: Any, kept: list[Tensor]) -> None:
         self._layer, self._attention = weakref.ref(layer), layer.self_attn
-        self._steps, self._kept = steps, kept
+        self.steps, self._kept = steps, kept
         self._watched = [module for module in layer.modules() if module is not layer]
         self._stock = type(layer).forward
-        self._options: tuple[ModelSpec, AttentionOptions] | None = None  # of the latest engine
 
     @staticmethod
     def serve(layer: Any) -> None:
@@ -88,31 +87,9 @@ class FewRows:
         )
 
     def _run(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
-        context: PassContext | None = kwargs.get("inlay")
-        if context is not None and self.whole and self._in_kernel(context):
-            return self.at_once(x, *position_embeddings, context)
         qkv = self.before(x, *position_embeddings)
         attended, _ = self._attention.attend(qkv, **kwargs)
         return self.behind(x, attended.reshape(x.shape[1], -1))
-
-    def _in_kernel(self, context: PassContext) -> bool:
-        """True if the kernel can run the pass's attention and only its output is needed."""
-        own = self._attention.config._attn_implementation == IMPLEMENTATION
-        return own and context.is_plain_at(self._attention.layer_idx) and isinstance(context.backend, CpuBackend)
-
-    def at_once(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
-        """Run the whole layer in one call, with inlay's attention. Returns its output, of the shape of ``x``."""
-        attention, y = self._attention, torch.empty_like(x)
-        if self._options is None or self._options[0] is not context.spec:
-            self._options = context.spec, attention.attention_options(context.spec)
-        context.wait_for(attention.layer_idx)
-        stored = cast(CpuBackend, context.backend).stored(
-            context.pool, context.plan, attention.layer_idx, self._options[1], x.shape[1]
-        )
-        self._steps.run(
-            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), x.shape[1], torch.get_num_threads(), *stored
-        )
-        return y
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Run the part before attention.
@@ -127,7 +104,7 @@ class FewRows:
         attention, rows = self._attention, x.shape[1]
         heads = attention.heads + 2 * attention.kv_heads
         qkv = torch.empty(1, rows, heads, attention.head_dim, dtype=torch.bfloat16)
-        self._steps.before(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), qkv.data_ptr(), rows, torch.get_num_threads())
+        self.steps.before(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), qkv.data_ptr(), rows, torch.get_num_threads())
         return qkv
 
     def behind(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -138,8 +115,75 @@ class FewRows:
             attended: (rows, heads · head_dim), contiguous.
         """
         y = torch.empty_like(x)
-        self._steps.behind(x.data_ptr(), attended.data_ptr(), y.data_ptr(), x.shape[1], torch.get_num_threads())
+        self.steps.behind(x.data_ptr(), attended.data_ptr(), y.data_ptr(), x.shape[1], torch.get_num_threads())
         return y
+
+
+class FewRowsPass:
+    """Passes over few rows of one model in one pool, with one call of the kernel for all layers.
+
+    Args:
+        model: A model of Llama's shape. Its own forward does nothing else than ``logits``.
+        layers: The ``FewRows`` of all its layers.
+    """
+
+    def __init__(
+        self, model: Any, layers: list[FewRows], spec: ModelSpec, backend: CpuBackend, pool: KVStorage
+    ) -> None:
+        self._model, self._backend = model, backend
+        self._modules = tuple(model.modules())
+        self._hooks = [hooks for each in self._modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
+        self._decoder = kernel.Decoder()
+        self._kept: list[object] = [pool]  # what its addresses point to, beside the model
+        for number, (layer, one) in enumerate(zip(model.model.layers, layers, strict=True)):
+            stored, kept = backend.stored(pool, number, layer.self_attn.attention_options(spec))
+            self._decoder.add(one.steps, *stored)
+            self._kept.append(kept)
+
+    @staticmethod
+    def of(model: PreTrainedModel, spec: ModelSpec, backend: Backend, pool: KVStorage) -> FewRowsPass | None:
+        """Return the passes of a model. None unless all of its layers have a ``FewRows`` and the kernel attends."""
+        layers = getattr(getattr(model, "model", None), "layers", ())
+        found = [made for layer in layers if (made := _few_rows_of(layer)) is not None]
+        if not found or len(found) < len(layers) or not isinstance(backend, CpuBackend):
+            return None
+        return FewRowsPass(model, found, spec, backend, pool)
+
+    def fits(self, context: PassContext) -> bool:
+        """Return True if ``logits`` supports this pass: few rows, resident keys, and no active hook on any module."""
+        if context.plan.rows > MOST_ROWS or not context.plain or context.await_layer is not None:
+            return False
+        return not any(self._hooks) or not any(map(acts, self._modules))
+
+    def logits(self, ids: Tensor, positions: Tensor, context: PassContext, rows: Tensor | None) -> Tensor:
+        """Run a pass.
+
+        Args:
+            ids, positions: (rows,).
+            rows: The rows with logits, (wanted,). None: all.
+
+        Returns:
+            (wanted, vocabulary).
+        """
+        decoder, count = self._model.model, len(ids)
+        x = decoder.embed_tokens(ids[None]).contiguous()
+        cos, sin = (table.float().contiguous() for table in decoder.rotary_emb(x, position_ids=positions[None]))
+        tables = (1, count, decoder.layers[0].self_attn.head_dim)
+        if cos.shape != tables or sin.shape != tables:
+            raise RuntimeError(f"a rotary table has the shape {tuple(cos.shape)}, and the model's heads need {tables}")
+        assert x.dtype == torch.bfloat16, "the embedding has the dtype of the norms"
+        planned = self._backend.planned(context.plan, count)
+        self._decoder.run(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), count, torch.get_num_threads(), *planned)
+        hidden = decoder.norm(x)
+        logits: Tensor = self._model.lm_head(hidden if rows is None else hidden[:, rows])[0]
+        return logits
+
+
+def _few_rows_of(layer: nn.Module) -> FewRows | None:
+    forward = vars(layer).get("forward")
+    if isinstance(forward, LastLayer):
+        forward = forward.replaced
+    return forward if isinstance(forward, FewRows) else None
 
 
 def acts(module: nn.Module) -> bool:

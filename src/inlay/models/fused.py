@@ -81,7 +81,7 @@ class LastLayer:
 
     def __init__(self, layer: Any) -> None:
         self._layer = weakref.ref(layer)
-        self._replaced: Callable[..., Any] | None = vars(layer).get("forward")  # None: the class has it
+        self.replaced: Callable[..., Any] | None = vars(layer).get("forward")  # None: the class has it
 
     @staticmethod
     def serve(layer: Any) -> None:
@@ -98,7 +98,7 @@ class LastLayer:
         layer: Any = self._layer()
         context: PassContext | None = kwargs.get("inlay")
         if args or context is None or context.kept is None:
-            forward = self._replaced or MethodType(type(layer).forward, layer)
+            forward = self.replaced or MethodType(type(layer).forward, layer)
             return forward(hidden_states, *args, **kwargs)
         rows = context.kept.rows
         attended, _ = layer.self_attn(layer.input_layernorm(hidden_states), **kwargs)  # of the kept rows

@@ -71,11 +71,6 @@ class PassContext:
         """True if the pass wants the output of every layer's attention and nothing else."""
         return self.last_layer is None and not self.watched and self.kept is None
 
-    def is_plain_at(self, layer: int) -> bool:
-        """True if the pass wants the output of this layer's attention, of all rows, and nothing else."""
-        ends = self.last_layer is not None and layer >= self.last_layer
-        return not ends and not self.watched and not (self.kept is not None and self.keeps_rows_at(layer))
-
     def keeps_rows_at(self, layer: int) -> bool:
         """True if ``kept`` concerns a layer: one that reads another's keys or, if there is none, the last one."""
         return self.spec.reads_another(layer) if self.spec.readers else layer == len(self.spec.layers) - 1

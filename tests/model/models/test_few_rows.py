@@ -11,7 +11,7 @@ import torch
 from inlay import LLM, SamplingParams
 from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import can_compile
-from inlay.models.few_rows import MOST_ROWS, FewRows
+from inlay.models.few_rows import MOST_ROWS, FewRows, FewRowsPass
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import can_multiply
 from inlay.models.lora import Adapters, load_adapter
@@ -40,16 +40,16 @@ def logits_of(model, ids):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The names of the ways that layers went, in order."""
+    """The names of the ways that passes and layers went, in order."""
     went = []
 
-    def note(name):
-        method = getattr(FewRows, name)
-        monkeypatch.setattr(FewRows, name, lambda self, *args: (went.append(name), method(self, *args))[1])
+    def note(owner, name):
+        method = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self, *args: (went.append(name), method(self, *args))[1])
 
-    note("at_once")
-    note("before")
-    note("behind")
+    note(FewRowsPass, "logits")
+    note(FewRows, "before")
+    note(FewRows, "behind")
     return went
 
 
@@ -70,23 +70,19 @@ def test_two_calls_equal_the_layers_modules_bit_for_bit(name, quantization, call
 
 @pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_are_equal_with_one_two_or_no_kernel_calls(name, quantization, calls, monkeypatch):
+def test_answers_are_equal_with_whole_passes_two_calls_a_layer_or_none(name, quantization, calls, monkeypatch):
     """Prompts, and answers decoded side by side: tokens and their log-probabilities."""
     loaded = made(name, quantization)
     prompts, params = [IDS[:50], IDS[20:23]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
     answers = []
-    for expected, attribute, value in (
-        ("at_once", "whole", True),
-        ("before", "whole", False),
-        (None, "fits", lambda *_, **__: False),
-    ):
+    for expected, left_out in (("logits", ()), ("before", (FewRowsPass,)), (None, (FewRowsPass, FewRows))):
         with monkeypatch.context() as patch:
-            patch.setattr(FewRows, attribute, value)
+            for owner in left_out:
+                patch.setattr(owner, "fits", lambda *_, **__: False)
             llm = LLM(loaded, kv_memory="16MiB", seed=0, reuse="off")
             calls.clear()
             answers.append([output.outputs[0] for output in llm.generate(prompts, params)])
-            assert (expected in calls) == (expected is not None)
-            assert ("at_once" in calls) == (expected == "at_once")
+            assert set(calls) == {None: set(), "logits": {"logits"}, "before": {"before", "behind"}}[expected]
     said = [[(each.token_ids, each.logprobs) for each in answer] for answer in answers]
     assert said[0] == said[1] == said[2]
 
@@ -101,6 +97,36 @@ def test_hooked_module_is_called_with_its_inputs(calls):
     handle.remove()
     assert torch.equal(logits_of(model, IDS[:5]), before)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("place", ["model", "model.embed_tokens", "model.layers.2", "model.layers.1.mlp", "lm_head"])
+def test_hook_anywhere_in_the_model_is_called_in_a_pass(place, calls):
+    """Also one that was added after the engine."""
+    loaded = made("llama")
+    llm = LLM(loaded, kv_memory="16MiB", seed=0, reuse="off")
+    seen = []
+    handle = loaded.model.get_submodule(place).register_forward_pre_hook(lambda *_: seen.append(1))
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    calls.clear()
+    hooked = llm.generate([IDS[:9]], params)[0].outputs[0].token_ids
+    assert len(seen) == 3
+    assert "logits" not in calls
+    handle.remove()
+    assert llm.generate([IDS[:9]], params)[0].outputs[0].token_ids == hooked
+    assert calls[-3:] == ["logits"] * 3
+
+
+def test_adapters_leave_other_requests_on_whole_passes(calls, tmp_path):
+    loaded = made("llama")
+    folder = write_adapter(tmp_path / "a", tiny("llama"))
+    llm = LLM(loaded, kv_memory="16MiB", seed=0, reuse="off", adapters={"a": folder})
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    calls.clear()
+    llm.generate([IDS[:9]], params)
+    assert calls == ["logits"] * 3
+    calls.clear()
+    llm.generate([IDS[:9]], params, adapter="a")
+    assert "logits" not in calls
 
 
 def test_unused_adapter_keeps_the_kernel_path(calls, tmp_path):
@@ -125,12 +151,16 @@ def test_many_rows_batches_and_other_dtypes_skip_the_kernel(calls):
 
 
 def test_short_rotary_tables_are_rejected(calls):
-    model = made("llama").model
-    rotary = model.model.rotary_emb.stock
+    loaded = made("llama")
+    llm = LLM(loaded, kv_memory="16MiB", seed=0, reuse="off", speculation="off")
+    rotary = loaded.model.model.rotary_emb.stock
     rotary.inv_freq = rotary.inv_freq[: len(rotary.inv_freq) // 2]
+    calls.clear()
     with pytest.raises(RuntimeError, match="shape"):
-        logits_of(model, IDS[:5])
+        logits_of(loaded.model, IDS[:5])
     assert calls == []
+    with pytest.raises(RuntimeError, match="rotary table"):
+        llm.generate([IDS[:5]], SamplingParams(max_tokens=1))
 
 
 def test_unused_model_is_freed():

@@ -1,14 +1,16 @@
-"""When a layer's few rows go to the kernel, and the waits around it. These tests stand in for the kernel."""
+"""Which passes and layers go to the kernel. These tests need no kernel for the weights."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-from inlay.models.few_rows import FewRows
+from inlay.attention.cpu import CpuBackend
+from inlay.models.few_rows import MOST_ROWS, FewRows, FewRowsPass
 from inlay.models.interface import PassContext
 from tests.model.models.prepared import prepared
 
@@ -23,15 +25,19 @@ def rows_and_tables():
     return torch.zeros(1, 3, 32, dtype=torch.bfloat16), torch.zeros(1, 3, 8), torch.zeros(1, 3, 8)
 
 
-def test_kernel_waits_for_the_keys_of_the_layer(loaded):
+def test_pass_that_stops_or_waits_between_layers_is_no_whole_pass(loaded):
     """Keys may still be on their way into the pool when the pass begins."""
-    log = []
-    steps = SimpleNamespace(run=lambda *_: log.append("kernel"))
-    backend = SimpleNamespace(stored=lambda pool, plan, layer, *_: log.append(("addresses", layer)) or ())
-    context = PassContext(backend, None, None, loaded.spec, await_layer=lambda layer: log.append(("wait", layer)))
-    for number in (0, 1):
-        FewRows(loaded.model.model.layers[number], steps, []).at_once(*rows_and_tables(), context)
-    assert log == [(step, i) if step != "kernel" else step for i in (0, 1) for step in ("wait", "addresses", "kernel")]
+    backend = CpuBackend()
+    pool = backend.make_pool(loaded.spec.shapes, torch.bfloat16, 64)
+    layers = [FewRows(layer, None, []) for layer in loaded.model.model.layers]
+    passes = FewRowsPass(loaded.model, layers, loaded.spec, backend, pool)
+    plan = SimpleNamespace(rows=MOST_ROWS)
+    plain = PassContext(backend, pool, plan, loaded.spec)
+    assert passes.fits(plain)
+    for other in ({"await_layer": id}, {"last_layer": 1}, {"watched": [()]}, {"kept": object()}):
+        assert not passes.fits(replace(plain, **other))
+    plan.rows += 1
+    assert not passes.fits(plain)
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])

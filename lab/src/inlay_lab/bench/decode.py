@@ -25,7 +25,7 @@ from inlay.engine import core as engine
 from inlay.engine import forward
 from inlay.engine.unshared_runner import with_cache
 from inlay.errors import ContextError
-from inlay.models.few_rows import FewRows
+from inlay.models.few_rows import FewRows, FewRowsPass
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
 from inlay.models.spec import dtype_name
@@ -151,7 +151,7 @@ def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
         (PendingTokens, "wait", "sampling"),
     )
     with ExitStack() as stack:
-        stack.enter_context(_replaced(FewRows, "whole", False))  # so that attention is a separate call
+        stack.enter_context(_replaced(FewRowsPass, "fits", lambda *_: False))  # so that attention is a separate call
         beside = ((backend, "attend", "attention"), (FewRows, "before", "linear"), (FewRows, "behind", "linear"))
         for owner, attribute, name in (*calls, *beside):
             stack.enter_context(_replaced(owner, attribute, watch.around(name, getattr(owner, attribute))))

@@ -7,8 +7,8 @@ turns.
   documents are generated (eval/documents.py).
 - ``code``: a function of Python's own library. It is written again with a variable renamed.
 - ``agent``: a log of tool calls to be continued. Its calls repeat names, fields and earlier results.
-- ``story``: a story drawn at temperature 1. It copies nothing. Its length is drawn, from half the tokens to all: answers
-  of one length would all begin in the same passes, but only without drafts.
+- ``story``: a story drawn at temperature 1. It copies nothing. Its length is drawn, from half the tokens to all:
+  answers of one length would all begin in the same passes, but only without drafts.
 
 The prompts are in the cache. All requests of a task wait in line, and as many as the batch run at the same time. The
 time is that of the whole line. Earlier answers are forgotten before each turn, so that no answer is copied from the
