@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from inlay import LLM, SamplingParams
+from inlay.attention.cpu import CpuBackend
 from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import can_compile
 from inlay.models.few_rows import MOST_ROWS, FewRows, FewRowsPass
-from inlay.models.interface import attention_implementation
+from inlay.models.interface import PassContext, attention_implementation
 from inlay.models.linear import can_multiply
 from inlay.models.lora import Adapters, load_adapter
 from inlay.models.weights import WeightForm
@@ -97,6 +100,21 @@ def test_hooked_module_is_called_with_its_inputs(calls):
     handle.remove()
     assert torch.equal(logits_of(model, IDS[:5]), before)
     assert len(seen) == 1
+
+
+def test_pass_that_stops_or_waits_between_layers_is_no_whole_pass():
+    """Keys may still be on their way into the pool when the pass begins."""
+    loaded, backend = made("llama"), CpuBackend()
+    pool = backend.make_pool(loaded.spec.shapes, torch.bfloat16, 64)
+    passes = FewRowsPass.of(loaded.model, loaded.spec, backend, pool)
+    assert passes is not None
+    plan = SimpleNamespace(rows=MOST_ROWS)
+    plain = PassContext(backend, pool, plan, loaded.spec)
+    assert passes.fits(plain)
+    for other in ({"await_layer": id}, {"last_layer": 1}, {"watched": [()]}, {"kept": object()}):
+        assert not passes.fits(replace(plain, **other))
+    plan.rows += 1
+    assert not passes.fits(plain)
 
 
 @pytest.mark.parametrize("place", ["model", "model.embed_tokens", "model.layers.2", "model.layers.1.mlp", "lm_head"])

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -61,8 +62,9 @@ TEXTS = ["Hello.", "", CALLED, f"I look.{CALLED}{CALLED}", f"<think>Hm. So.</thi
 def test_events_add_up_to_the_response(text: str, tools: bool, end: str, seed: int) -> None:
     call = asked(stream=True, **({"tools": [LOOK]} if tools else {}))
     ends = sorted(random.Random(seed).choices(range(len(text) + 1), k=3))
-    events = streamed(call, [*(output(text[:at], None) for at in ends), output(text, end)])
-    whole = respond(call, [output(text, end)], **NAMED)
+    with patch("time.time", return_value=2.0):  # both answers end in the same second
+        events = streamed(call, [*(output(text[:at], None) for at in ends), output(text, end)])
+        whole = respond(call, [output(text, end)], **NAMED)
     assert events[-1]["type"] == f"response.{whole['status']}"
     assert events[-1]["response"] == whole
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
