@@ -321,7 +321,8 @@ class EngineCore:
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds, lone=lone)
         self._idle_time.busy_for(seconds)
         # A step that fills or empties the device's queue is shorter or longer than others.
-        if self.speculator is not None and made.only_answers and behind == (self._in_flight is not None):
+        steady = not settled and behind == (self._in_flight is not None)
+        if self.speculator is not None and made.only_answers and steady:
             self.speculator.took(len(made.decode), sum(len(draft.tokens) for draft in made.drafts.values()), seconds)
         for observer in self.observers:
             observer.stepped(seconds)

@@ -96,7 +96,7 @@ class StepTimes:
         return self._plain_s[answers.bit_length()]
 
     def token_s(self, answers: int) -> float:
-        """Return the seconds of a draft token besides its row. 0 before the first one."""
+        """Return the seconds that each draft token adds, its row and the plans left out. 0 before the first one."""
         return max(0.0, self._token_s[answers.bit_length()])
 
     def took(self, cost: RowCost, answers: int, drafted: int, seconds: float) -> None:
@@ -107,7 +107,7 @@ class StepTimes:
             self._token_s[size] += _WEIGHT * ((longer_s - cost.plan_s(answers)) / drafted - self._token_s[size])
         else:
             self._token_s[size] *= _FORGOTTEN
-        if not drafted or longer_s < 0:  # a shorter step with drafts shows that the machine has become faster
+        if not drafted or self._token_s[size] < 0:  # shorter steps with drafts show that the machine has become faster
             self._plain_s[size] += _WEIGHT * longer_s
 
 

@@ -123,7 +123,8 @@ class FewRowsPass:
     """Passes over few rows of one model in one pool, with one call of the kernel for all layers.
 
     Args:
-        model: A model of Llama's shape. Its own forward does nothing else than ``logits``.
+        model: A model of Llama's shape. Its own forward does nothing else than ``logits``. Hooks that are added later
+            are seen, but not modules that are replaced.
         layers: The ``FewRows`` of all its layers.
     """
 
@@ -134,7 +135,7 @@ class FewRowsPass:
         self._modules = tuple(model.modules())
         self._hooks = [hooks for each in self._modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
         self._decoder = kernel.Decoder()
-        self._kept: list[object] = [pool]  # what its addresses point to, beside the model
+        self._kept: list[object] = [pool]  # with the tensors of options: the decoder points into them
         for number, (layer, one) in enumerate(zip(model.model.layers, layers, strict=True)):
             stored, kept = backend.stored(pool, number, layer.self_attn.attention_options(spec))
             self._decoder.add(one.steps, *stored)
@@ -167,11 +168,12 @@ class FewRowsPass:
         """
         decoder, count = self._model.model, len(ids)
         x = decoder.embed_tokens(ids[None]).contiguous()
-        cos, sin = (table.float().contiguous() for table in decoder.rotary_emb(x, position_ids=positions[None]))
+        cos, sin = (table.contiguous() for table in decoder.rotary_emb(x, position_ids=positions[None]))
         tables = (1, count, decoder.layers[0].self_attn.head_dim)
         if cos.shape != tables or sin.shape != tables:
             raise RuntimeError(f"a rotary table has the shape {tuple(cos.shape)}, and the model's heads need {tables}")
-        assert x.dtype == torch.bfloat16, "the embedding has the dtype of the norms"
+        if (x.dtype, cos.dtype, sin.dtype) != (torch.bfloat16, torch.float32, torch.float32):
+            raise RuntimeError(f"embedding and rotary table are in {x.dtype} and {cos.dtype}, not in bf16 and fp32")
         planned = self._backend.planned(context.plan, count)
         self._decoder.run(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), count, torch.get_num_threads(), *planned)
         hidden = decoder.norm(x)

@@ -37,7 +37,7 @@ from inlay.api.reading import (
     of_object,
     read_fields,
 )
-from inlay.api.reasoning import ReasoningUse, effort_variables, reasons
+from inlay.api.reasoning import ReasoningUse, effort_variables, reasons, variables_for
 from inlay.api.responses.items import (
     FORMS,
     NAME,
@@ -381,8 +381,11 @@ def translate(body: ResponsesBody, **model: Unpack[OfModel]) -> Call:
     offer, hidden = _offer(body, items, len(past), tools, structure)
     use = ReasoningUse(reasoning) if reasoning is not None and reasons(reasoning) else None
     ignored = [*body.ignored, *hidden]
-    effort = effort_variables(None if body.reasoning is None else body.reasoning.effort, reasoning)
-    if effort is None:  # clients of this API send an effort to every model
+    effort = None if body.reasoning is None else body.reasoning.effort
+    if effort == "none":  # an error where the model reasons all the same: its answer would cost more than expected
+        variables_for(effort, reasoning, "reasoning.effort")
+    variables = effort_variables(effort, reasoning)
+    if variables is None:  # clients of this API send an effort to every model
         ignored.append("reasoning.effort")
     if use is not None and body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
         ignored.append("reasoning.summary")
@@ -390,7 +393,7 @@ def translate(body: ResponsesBody, **model: Unpack[OfModel]) -> Call:
     return call_of(
         body,
         endpoint=Endpoint.RESPONSES,
-        prompts=(_prompt(body, items, offer, tools, effort or {}),),
+        prompts=(_prompt(body, items, offer, tools, variables or {}),),
         offer=offer,
         reasoning=use,
         structure=structure,

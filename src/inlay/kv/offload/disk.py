@@ -106,7 +106,7 @@ class DiskTier(Tier):
         self._hit(asked)
 
     def put(self, record: SegmentRecord, slabs: Iterable[Slab]) -> bool:
-        if self.holds(record.key) or time.monotonic() < self._no_writes_until:
+        if self._is_known(record) or time.monotonic() < self._no_writes_until:
             return self.holds(record.key)
         try:
             if not self._make_room(size_of(record)):
@@ -126,6 +126,18 @@ class DiskTier(Tier):
         if profile is not None:
             self._index.add_profile(record.key, *profile)
         self._counts.add(writes=1, written_bytes=written)
+        return True
+
+    def _is_known(self, record: SegmentRecord) -> bool:
+        """True if a segment has a file. One of another process gets the record's labels."""
+        if self.holds(record.key):
+            return True
+        entry = self._index.entry(record.key)
+        if entry is None or not self._path(record.key).exists():
+            return False
+        with self._lock:
+            self._entries.note(entry)
+        self.add_labels(record.key, record.labels)
         return True
 
     def add_profile(self, key: bytes, lossless: bytes, deviations: bytes) -> None:

@@ -403,9 +403,11 @@ class Saver:
 
     def _save_next(self) -> None:
         while self._saving is None and self._waiting:
-            key, (spec, _) = next(reversed(self._waiting.items()))
-            self._saving = self._begin(spec)
-            del self._waiting[key]  # afterwards: ``settled`` is read without the lock
+            key, (spec, _) = next(iter(self._waiting.items()))
+            try:
+                self._saving = self._begin(spec)
+            finally:
+                del self._waiting[key]  # afterwards: ``settled`` is read without the lock
 
     def _begin(self, spec: SegmentSpec) -> _Save | None:
         """Start to write a segment. Returns None if it cannot be written or is written already."""

@@ -146,6 +146,22 @@ def test_added_labels_are_seen_by_other_processes_and_after_a_restart(tmp_path, 
 
 
 @pytest.mark.parametrize("index", ["kept", "lost"])
+def test_segment_stored_by_two_processes_has_the_labels_of_both(tmp_path, index):
+    """The second one has not yet seen that the first one stored it."""
+    specs = [replace(spec_of(1), labels=labels_of(b"", name)) for name in ("one", "two")]
+    with closing(DiskTier(tmp_path, 1 << 30)) as one, closing(DiskTier(tmp_path, 1 << 30)) as other:
+        for tier, spec in zip((one, other), specs, strict=True):
+            assert tier.put(record_of(spec), slabs_of(spec))
+        assert other.stats().writes == 0
+    for path in one.folder.glob("index.sqlite*") if index == "lost" else ():
+        path.unlink()
+    with closing(DiskTier(tmp_path, 1 << 30)) as again:
+        for spec in specs:
+            assert again.labelled(spec.labels)
+            assert again.labelled(spec.labels[1:])
+
+
+@pytest.mark.parametrize("index", ["kept", "lost"])
 def test_labels_added_by_two_processes_are_all_kept(tmp_path, index, clock):
     spec, names = spec_of(1), ("one", "two", "both", "half")
     first, second, both, half = (labels_of(b"", name)[0] for name in names)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from inlay.api.call import Call, StoredAnswer
+from inlay.api.failures import BodyError
 from inlay.api.reasoning import FORMATS, ModelReasoning
 from inlay.api.responses import Endpoint, read_body, translate
 from inlay.api.responses.items import decoded_reasoning, encoded_reasoning
@@ -155,6 +156,9 @@ def test_effort_without_a_place_in_the_template_is_named_as_ignored() -> None:
         assert made.ignored == ("reasoning.effort",)
         assert isinstance(made.prompts[0], list), "the template gets no variables"
     assert call({"reasoning": {"effort": "medium"}}).ignored == ()
+    with pytest.raises(BodyError) as error:
+        call({"reasoning": {"effort": "none"}}, reasoning=ModelReasoning(FORMATS[0], frozenset(), None, lambda ids: ""))
+    assert error.value.param == "reasoning.effort"
 
 
 def test_a_stored_response_is_continued_with_its_input_and_output() -> None:

@@ -62,6 +62,22 @@ def test_copied_segment_keeps_its_memory_until_released(disk, monkeypatch):
     site.close()
 
 
+def test_segments_are_written_in_the_order_of_their_computation(disk, monkeypatch):
+    site, go_on, order = Site([disk]), threading.Event(), []
+
+    def put(tier, record, slabs):
+        assert go_on.wait(60)
+        order.append(record.key)
+
+    monkeypatch.setattr(DiskTier, "put", put)
+    for spec in (ONE, TWO, THREE):
+        site.compute(spec)
+    go_on.set()
+    site.written()
+    assert order == [ONE.key, TWO.key, THREE.key]
+    site.close()
+
+
 def test_device_host_disk(disk):
     """A segment is written to all tiers and read from the nearest. A read from disk copies it to the host too."""
     host = MemoryTier()
