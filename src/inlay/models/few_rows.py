@@ -1,9 +1,9 @@
 """All decoder layers over few rows in one call of the compiled kernel, or each layer in two calls.
 
 During decoding, Python and PyTorch spend a third of the products' time between the ten products and steps of a layer,
-and the code of transformers around the layers takes a fifth of a small model's step. ``FewRowsPass`` runs a pass with
-one call for all layers. Where that is impossible, ``FewRows`` is the ``forward`` of each layer: one call computes the
-steps before attention and one the steps after it (csrc/decoder.cpp).
+and more in the code of transformers around the layers. ``FewRowsPass`` runs a pass with one call for all layers. Where
+that is impossible, ``FewRows`` is the ``forward`` of each layer: one call computes the steps before attention and one
+the steps after it (csrc/decoder.cpp).
 
 The results have the same bits as those of the model's own modules. These still run for many rows, for other caches, and
 where a module has an active hook. An adapter sets such a hook in passes with rows of it.

@@ -1,7 +1,8 @@
 """The decode benchmark: inlay, stock transformers and llama.cpp answer the same prompt greedily, in turns.
 
 Timing begins at the first generated token, so it excludes the prefill. In separate runs, timers around the engine's
-calls divide inlay's decode step into kinds of work.
+calls divide inlay's decode step into kinds of work. These runs call the kernel twice a layer, so that attention can be
+timed. Where the timed runs have one call for all layers, they have less of "rest".
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def step_shares(llm: LLM, prompt: list[int], tokens: int) -> dict[str, Any]:
     watch.seconds["rest"] = total - sum(watch.seconds.values())
     per_token = {name: round(seconds / tokens * 1000, 4) for name, seconds in watch.seconds.items()}
     return {
-        "how": "timers around calls",
+        "how": "timers around calls, two a layer",
         "ms_per_token": round(total / tokens * 1000, 3),
         "ms": per_token,
         "share": {name: round(seconds / total, 4) for name, seconds in watch.seconds.items()},

@@ -383,8 +383,9 @@ def translate(body: ResponsesBody, **model: Unpack[OfModel]) -> Call:
     ignored = [*body.ignored, *hidden]
     effort = None if body.reasoning is None else body.reasoning.effort
     if effort == "none":  # an error where the model reasons all the same: its answer would cost more than expected
-        variables_for(effort, reasoning, "reasoning.effort")
-    variables = effort_variables(effort, reasoning)
+        variables: dict[str, Any] | None = variables_for(effort, reasoning, "reasoning.effort")
+    else:
+        variables = effort_variables(effort, reasoning)
     if variables is None:  # clients of this API send an effort to every model
         ignored.append("reasoning.effort")
     if use is not None and body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
