@@ -50,7 +50,9 @@ INLINE vi add_quads(vi sum, vi a, vi b) {
 #if VL == 16 && defined(__AVX512VNNI__)
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif VL == 8 && defined(__AVX2__)
-  return (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)a, (__m256i)b));
+  sum = (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)a, (__m256i)b));
+  asm("" : "+x"(sum));
+  return sum;
 #else
   return sum + (a & 255) * (b << 24 >> 24) + (a >> 8 & 255) * (b << 16 >> 24) + (a >> 16 & 255) * (b << 8 >> 24) +
          (a >> 24) * (b >> 24);
@@ -118,7 +120,7 @@ struct Rounded {
 
 // The number of rows of the next tile when `left` rows are left.
 INLINE int64_t tile_rows(int64_t left) {
-  for (const int64_t rows : {MR, 4, 2})
+  for (const int64_t rows : {MR, 4, 3, 2})
     if (rows <= MR && left >= rows) return rows;
   return 1;
 }
@@ -319,6 +321,7 @@ void multiply_rows(const Quantized& layer, const Rounded<Bits>& x, int64_t first
 #if MR > 4
       case 4: tile(std::integral_constant<int, 4>()); break;
 #endif
+      case 3: tile(std::integral_constant<int, 3>()); break;
       case 2: tile(std::integral_constant<int, 2>()); break;
       default: tile(std::integral_constant<int, 1>());
     }

@@ -143,3 +143,23 @@ def test_measuring_the_time_of_rows_frees_its_slots():
     cost = measured_rows(tiny("llama").spec, driver.engine.runner, pool, clock=lambda: next(ticks))
     assert pool.free_chunks == pool.chunks
     assert cost.seconds(1) == pytest.approx(cost.seconds(16)) == 1.0
+
+
+class BusyClock:
+    """A clock on which every pass takes a second, but the first few passes take ten."""
+
+    def __init__(self, busy: int) -> None:
+        self._readings = self._now = 0
+        self._busy = busy
+
+    def __call__(self) -> float:
+        self._readings += 1
+        self._now += 10 if self._readings < self._busy else 1
+        return self._now / 1000
+
+
+@pytest.mark.parametrize("busy", range(0, 40, 3))
+def test_a_busy_moment_does_not_make_rows_cheap(busy):
+    driver = Driver(speculation="off")
+    cost = measured_rows(tiny("llama").spec, driver.engine.runner, driver.store.pool, clock=BusyClock(busy))
+    assert [cost.seconds(rows) for rows in (1, 4, 16, 64)] == pytest.approx([0.001] * 4)
