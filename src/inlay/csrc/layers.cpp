@@ -154,10 +154,16 @@ INLINE void turn_rows(const Turned& turned, int64_t begin, int64_t end) {
 CLONES void turn_f32(const Turned& turned, int64_t begin, int64_t end) { turn_rows<float>(turned, begin, end); }
 CLONES void turn_bf16(const Turned& turned, int64_t begin, int64_t end) { turn_rows<uint16_t>(turned, begin, end); }
 
-CLONES void add_numbers(const uint16_t* a, const uint16_t* b, uint16_t* out, int64_t count) {
+template <class T>
+INLINE void add_numbers(const T* a, const T* b, T* out, int64_t count) {
   const int64_t whole = count / VL * VL;
   for (int64_t i = 0; i < whole; i += VL) store(out + i, load(a + i) + load(b + i));
-  for (int64_t i = whole; i < count; ++i) out[i] = to_bf16(from_bf16(a[i]) + from_bf16(b[i]));
+  for (int64_t i = whole; i < count; ++i) put(out + i, number(a + i) + number(b + i));
+}
+
+CLONES void add_f32(const float* a, const float* b, float* out, int64_t count) { add_numbers(a, b, out, count); }
+CLONES void add_bf16(const uint16_t* a, const uint16_t* b, uint16_t* out, int64_t count) {
+  add_numbers(a, b, out, count);
 }
 
 // PyTorch's 4-bit weights: blocks of 64 outputs, in which each input has 32 bytes. Byte j holds output j in its low
@@ -234,12 +240,12 @@ void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool 
              [&](int64_t begin, int64_t end) { (bf16 ? unpack_bf16 : unpack_f32)(int4, begin, end); });
 }
 
+template <class T>
 void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint64_t y, int64_t rows, int64_t in,
               int64_t out, const std::string& instruction_set, int threads) {
-  const RunLinear run = linear_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
+  const RunLinear<T> run = linear_by_name<T>(instruction_set.c_str());
   if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
-  const Linear layer{at<uint16_t>(x), x_stride, at<uint16_t>(weight), at<uint16_t>(bias), at<uint16_t>(y), out, rows,
-                     in,              out};
+  const Linear<T> layer{at<T>(x), x_stride, at<T>(weight), at<T>(bias), at<T>(y), out, rows, in, out};
   run(layer, worthwhile(threads, seconds_of(layer)));
 }
 
@@ -308,14 +314,22 @@ void rotate(uint64_t heads, uint64_t cos, uint64_t sin, bool bf16, int64_t rows,
              [&](int64_t begin, int64_t end) { (bf16 ? turn_bf16 : turn_f32)(turned, begin, end); });
 }
 
-void add_bf16(const uint16_t* a, const uint16_t* b, uint16_t* out, int64_t count) { add_numbers(a, b, out, count); }
+void add(uint64_t a, uint64_t b, uint64_t out, bool bf16, int64_t count) {
+  if (bf16)
+    add_bf16(at<uint16_t>(a), at<uint16_t>(b), at<uint16_t>(out), count);
+  else
+    add_f32(at<float>(a), at<float>(b), at<float>(out), count);
+}
 
 void bind_layers(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   m.def("linear_supported",
-        [](const std::string& name) { return linear_by_name(name.c_str()) != nullptr; },
-        "Whether a version of linear runs here.");
-  m.def("linear", &multiply, released(), "A linear layer in bf16; bias 0 for none.");
+        [](const std::string& name, bool bf16) {
+          return bf16 ? linear_by_name<uint16_t>(name.c_str()) != nullptr : linear_by_name<float>(name.c_str()) != nullptr;
+        },
+        "Whether a version of linear runs here, in bf16 or in fp32.");
+  m.def("linear_bf16", &multiply<uint16_t>, released(), "A linear layer in bf16; bias 0 for none.");
+  m.def("linear_f32", &multiply<float>, released(), "The same in fp32.");
   m.def("quantized_supported",
         [](const std::string& name) { return quantized_by_name(name.empty() ? nullptr : name.c_str()) != nullptr; },
         "Whether a version of quantized_linear runs here; an empty name asks for one that is worth it.");

@@ -1,4 +1,4 @@
-// Linear layers in bf16 for processors that multiply fp32 alone: numbers are widened to fp32, and sums rounded once.
+// Linear layers for processors that multiply fp32 alone: bf16 numbers are widened to fp32, and sums rounded once.
 // Included by the versions that define VL, the floats of a vector, and LINEAR, the name of the function.
 //
 // Up to 3 rows: weight rows are read once and widened in registers. Reading the weights is the lower bound of the time.
@@ -38,30 +38,41 @@ constexpr int64_t kHalf = kTile / 2;  // and those of the last tile, if it has n
 constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill half of the first-level cache
 constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kRows = 512;        // rows at a time, so that the sums of a share stay in the second-level cache
-constexpr int64_t kAhead = 2048;      // weights between a product and the prefetched ones: 4 KiB
+template <class T>
+constexpr int64_t kLine = 64 / sizeof(T);  // numbers of a cache line
+template <class T>
+constexpr int64_t kAhead = 64 * kLine<T>;  // weights between a product and the prefetched ones
 
-INLINE void store_bf16(uint16_t* to, vf v, int64_t count) {
+INLINE float number(const float* from) { return *from; }
+INLINE float number(const uint16_t* from) { return from_bf16(*from); }
+INLINE void put(float* to, float value) { *to = value; }
+INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
+INLINE void put(float* to, vf v) { store(to, v); }
+INLINE void put(uint16_t* to, vf v) {
   const vh half = narrowed(v);
-  std::memcpy(to, &half, static_cast<size_t>(count) * sizeof(uint16_t));
+  std::memcpy(to, &half, sizeof half);
 }
 
-constexpr int64_t kPairs = 2 * VL;  // the numbers of a vector of pairs
+constexpr int64_t kPairs = 2 * VL;  // the numbers of a Pair
 
-// The even and the odd numbers of a vector of pairs in bf16, widened.
-INLINE vf evens(vu pairs) { return reinterpret_cast<vf>(pairs << 16); }
-INLINE vf odds(vu pairs) { return reinterpret_cast<vf>(pairs & 0xffff0000u); }
+// Two vectors of adjacent numbers. Those of bf16 are the even ones and the odd ones, which are the fastest to widen.
+struct Pair {
+  vf low, high;
+};
 
-INLINE vu pairs_at(const uint16_t* from) {
+INLINE Pair pair_at(const float* from) { return {load(from), load(from + VL)}; }
+INLINE Pair pair_at(const uint16_t* from) {
   vu pairs;
   std::memcpy(&pairs, from, sizeof pairs);
-  return pairs;
+  return {reinterpret_cast<vf>(pairs << 16), reinterpret_cast<vf>(pairs & 0xffff0000u)};
 }
 
 // The last `count` numbers of a row, then zeros.
-INLINE vu last_pairs(const uint16_t* from, int64_t count) {
-  uint16_t last[kPairs] = {};
-  std::memcpy(last, from, static_cast<size_t>(count) * sizeof(uint16_t));
-  return pairs_at(last);
+template <class T>
+INLINE Pair last_pair(const T* from, int64_t count) {
+  T last[kPairs] = {};
+  std::memcpy(last, from, static_cast<size_t>(count) * sizeof(T));
+  return pair_at(last);
 }
 
 int64_t padded(int64_t in) { return (in + kPairs - 1) / kPairs * kPairs; }
@@ -71,7 +82,8 @@ float* floats(Scratch& scratch, int64_t count) {
 }
 
 // Rows of x in fp32, in groups that are multiplied together. Group g has the rows from first(g) up to first(g + 1). Every
-// kPairs inputs of its R rows lie together: the even numbers of each row, then the odd ones; zeros behind the last input.
+// kPairs inputs of its R rows lie together: the lower vectors of all rows, then the higher ones; zeros behind the last
+// input.
 struct Groups {
   const float* numbers;
   int64_t rows, width, count;
@@ -82,7 +94,8 @@ struct Groups {
   }
 };
 
-Groups grouped(const Linear& layer, int64_t most, Scratch& scratch) {
+template <class T>
+Groups grouped(const Linear<T>& layer, int64_t most, Scratch& scratch) {
   const int64_t width = padded(layer.in), whole = layer.in / kPairs * kPairs;
   float* to = floats(scratch, layer.rows * width);
   const Groups groups{to, layer.rows, width, (layer.rows + most - 1) / most};
@@ -90,10 +103,10 @@ Groups grouped(const Linear& layer, int64_t most, Scratch& scratch) {
     for (int64_t i = 0; i < layer.in; i += kPairs) {
       const int64_t first = groups.first(g), rows = groups.first(g + 1) - first;
       for (int64_t r = 0; r < rows; ++r, to += VL) {
-        const uint16_t* from = layer.x + (first + r) * layer.x_stride + i;
-        const vu pairs = i < whole ? pairs_at(from) : last_pairs(from, layer.in - whole);
-        store(to, evens(pairs));
-        store(to + rows * VL, odds(pairs));
+        const T* from = layer.x + (first + r) * layer.x_stride + i;
+        const Pair pair = i < whole ? pair_at(from) : last_pair(from, layer.in - whole);
+        store(to, pair.low);
+        store(to + rows * VL, pair.high);
       }
       to += rows * VL;
     }
@@ -102,36 +115,36 @@ Groups grouped(const Linear& layer, int64_t most, Scratch& scratch) {
 
 // One output of M rows. x: one of Groups. The sums of few rows use several registers, because each addition waits for the
 // last.
-template <int M>
-INLINE void dot(const Linear& layer, const float* x, int64_t out) {
+template <int M, class T>
+INLINE void dot(const Linear<T>& layer, const float* x, int64_t out) {
   constexpr int kSums = M == 1 ? 8 : M == 2 ? 4 : 2;
   constexpr int kBlocks = (M == 1 ? 64 : 32) / kPairs;  // vectors at a time: whole cache lines
   const int64_t whole = layer.in / kPairs * kPairs;
-  const uint16_t* weight = layer.weight + out * layer.in;
+  const T* weight = layer.weight + out * layer.in;
   vf sum[M][kSums] = {};
-  auto add = [&](vu pairs, int64_t i, int block) {
-    const vf low = evens(pairs), high = odds(pairs);
+  auto add = [&](Pair pair, int64_t i, int block) {
     for (int m = 0; m < M; ++m) {
-      sum[m][2 * block % kSums] += load(x + i * M + m * VL) * low;
-      sum[m][(2 * block + 1) % kSums] += load(x + i * M + (M + m) * VL) * high;
+      sum[m][2 * block % kSums] += load(x + i * M + m * VL) * pair.low;
+      sum[m][(2 * block + 1) % kSums] += load(x + i * M + (M + m) * VL) * pair.high;
     }
   };
   int64_t i = 0;
   for (; i + kPairs * kBlocks <= whole; i += kPairs * kBlocks) {
-    for (int line = 0; line < kPairs * kBlocks; line += 32) __builtin_prefetch(weight + i + kAhead + line, 0, 2);
+    for (int line = 0; line < kPairs * kBlocks; line += kLine<T>)
+      __builtin_prefetch(weight + i + kAhead<T> + line, 0, 2);
 #pragma GCC unroll 8
-    for (int block = 0; block < kBlocks; ++block) add(pairs_at(weight + i + kPairs * block), i + kPairs * block, block);
+    for (int block = 0; block < kBlocks; ++block) add(pair_at(weight + i + kPairs * block), i + kPairs * block, block);
   }
-  for (; i < whole; i += kPairs) add(pairs_at(weight + i), i, 0);
-  if (whole < layer.in) add(last_pairs(weight + whole, layer.in - whole), whole, 0);
+  for (; i < whole; i += kPairs) add(pair_at(weight + i), i, 0);
+  if (whole < layer.in) add(last_pair(weight + whole, layer.in - whole), whole, 0);
   for (int m = 0; m < M; ++m) {
     for (int s = 1; s < kSums; ++s) sum[m][0] += sum[m][s];
-    layer.y[m * layer.y_stride + out] = to_bf16(sum_of(sum[m][0]) + (layer.bias ? from_bf16(layer.bias[out]) : 0.0f));
+    put(layer.y + m * layer.y_stride + out, sum_of(sum[m][0]) + (layer.bias ? number(layer.bias + out) : 0.0f));
   }
 }
 
-template <int M>
-void few_rows(const Linear& layer, int threads) {
+template <int M, class T>
+void few_rows(const Linear<T>& layer, int threads) {
   static thread_local Scratch scratch;
   const float* x = grouped(layer, M, scratch).numbers;
   run_parallel(threads, [&](Team& team, int thread) {
@@ -144,7 +157,7 @@ void few_rows(const Linear& layer, int threads) {
 struct Ahead {
   const char* at;
   const char* end;
-  int lines;  // for every 32 inputs of a product
+  int lines;  // for every cache line of a product's inputs
 
   INLINE void fetch() {
     for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
@@ -160,17 +173,17 @@ INLINE vf kept(vf number) {
 }
 
 // Adds the products of O outputs and a group of R rows, for some inputs, to sums (O, layer.rows).
-template <int O, int R>
-INLINE void multiply_group(const Linear& layer, const float* x, const uint16_t* weight, int64_t inputs, float* sums,
+template <int O, int R, class T>
+INLINE void multiply_group(const Linear<T>& layer, const float* x, const T* weight, int64_t inputs, float* sums,
                            Ahead* ahead) {
   constexpr int kSums = (O * R + VL - 1) / VL * VL;
   vf sum[kSums] = {};
-  vu pairs[O];
+  Pair pairs[O];
   auto add = [&] {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       vf weights[O];
-      for (int o = 0; o < O; ++o) weights[o] = half ? odds(pairs[o]) : evens(pairs[o]);
+      for (int o = 0; o < O; ++o) weights[o] = half ? pairs[o].high : pairs[o].low;
       for (int r = 0; r < R; ++r, x += VL) {
         const vf number = kept(load(x));
         for (int o = 0; o < O; ++o) sum[o * R + r] += number * weights[o];
@@ -179,12 +192,12 @@ INLINE void multiply_group(const Linear& layer, const float* x, const uint16_t* 
   };
   const int64_t whole = inputs / kPairs * kPairs;
   for (int64_t i = 0; i < whole; i += kPairs) {
-    if (i % 32 == 0) ahead->fetch();
-    for (int o = 0; o < O; ++o) pairs[o] = pairs_at(weight + o * layer.in + i);
+    if (i % kLine<T> == 0) ahead->fetch();
+    for (int o = 0; o < O; ++o) pairs[o] = pair_at(weight + o * layer.in + i);
     add();
   }
   if (whole < inputs) {
-    for (int o = 0; o < O; ++o) pairs[o] = last_pairs(weight + o * layer.in + whole, inputs - whole);
+    for (int o = 0; o < O; ++o) pairs[o] = last_pair(weight + o * layer.in + whole, inputs - whole);
     add();
   }
   float each[kSums];
@@ -194,8 +207,8 @@ INLINE void multiply_group(const Linear& layer, const float* x, const uint16_t* 
 }
 
 // The same for all outputs of a share.
-template <int R>
-void multiply_share(const Linear& layer, const float* x, const uint16_t* weight, int64_t outs, int64_t inputs,
+template <int R, class T>
+void multiply_share(const Linear<T>& layer, const float* x, const T* weight, int64_t outs, int64_t inputs,
                     float* sums, Ahead* ahead) {
   int64_t out = 0;
   for (; out + kGroupOuts <= outs; out += kGroupOuts)
@@ -204,7 +217,8 @@ void multiply_share(const Linear& layer, const float* x, const uint16_t* weight,
     multiply_group<1, R>(layer, x, weight + out * layer.in, inputs, sums + out * layer.rows, ahead);
 }
 
-void some_rows(const Linear& layer, int threads) {
+template <class T>
+void some_rows(const Linear<T>& layer, int threads) {
   static thread_local Scratch scratch;
   const Groups groups = grouped(layer, kGroupRows, scratch);
   const int64_t rows = layer.rows, in = layer.in;
@@ -225,7 +239,7 @@ void some_rows(const Linear& layer, int threads) {
       std::fill(sums, sums + count * rows, 0.0f);
       for (int64_t input = 0; input < in; input += kStretch) {
         const int64_t inputs = std::min(kStretch, in - input);
-        const uint16_t* weight = layer.weight + first * in + input;
+        const T* weight = layer.weight + first * in + input;
         for (int64_t g = 0; g < groups.count; ++g) {
           const float* x = groups.at(g, input);
           float* to = sums + groups.first(g);
@@ -237,9 +251,9 @@ void some_rows(const Linear& layer, int threads) {
         }
       }
       for (int64_t j = 0; j < count; ++j) {
-        const float bias = layer.bias ? from_bf16(layer.bias[first + j]) : 0.0f;
+        const float bias = layer.bias ? number(layer.bias + first + j) : 0.0f;
         for (int64_t row = 0; row < rows; ++row)
-          layer.y[row * layer.y_stride + first + j] = to_bf16(sums[j * rows + row] + bias);
+          put(layer.y + row * layer.y_stride + first + j, sums[j * rows + row] + bias);
       }
     }
   });
@@ -256,18 +270,19 @@ struct Lanes {
 };
 
 // Packs VL rows from `first` on into their lanes. Rows behind the last are zeros.
-void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
+template <class T>
+void pack(const Linear<T>& layer, const Lanes& lanes, int64_t first) {
   const int64_t tile = first / kTile, width = lanes.width(tile), whole = layer.in / VL * VL;
   float* to = lanes.at(tile, 0) + first % kTile;
   for (int64_t i = 0; i < layer.in; i += VL) {
     vf square[VL];
     for (int l = 0; l < VL; ++l) {
-      uint16_t last[VL] = {};
-      const uint16_t* from = layer.x + (first + l) * layer.x_stride + i;
+      T last[VL] = {};
+      const T* from = layer.x + (first + l) * layer.x_stride + i;
       if (first + l >= layer.rows) {
         from = last;
       } else if (i >= whole) {
-        std::memcpy(last, from, static_cast<size_t>(layer.in - whole) * sizeof(uint16_t));
+        std::memcpy(last, from, static_cast<size_t>(layer.in - whole) * sizeof(T));
         from = last;
       }
       square[l] = load(from);
@@ -278,19 +293,20 @@ void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
 }
 
 // Widens inputs of outputs first … first + count - 1: (count, kBlock) fp32. Outputs behind the last are zeros.
-void widen(const Linear& layer, int64_t first, int64_t count, int64_t input, int64_t inputs, float* to) {
+template <class T>
+void widen(const Linear<T>& layer, int64_t first, int64_t count, int64_t input, int64_t inputs, float* to) {
   for (int64_t j = 0; j < count; ++j, to += kBlock) {
     if (first + j >= layer.out) {
       std::fill(to, to + inputs, 0.0f);
       continue;
     }
-    const uint16_t* from = layer.weight + (first + j) * layer.in + input;
+    const T* from = layer.weight + (first + j) * layer.in + input;
     int64_t i = 0;
     for (; i + VL <= inputs; i += VL) {
-      if (i % 32 == 0) __builtin_prefetch(from + i + kBlock, 0, 2);  // of the next block
+      if (i % kLine<T> == 0) __builtin_prefetch(from + i + kBlock, 0, 2);  // of the next block
       store(to + i, load(from + i));
     }
-    for (; i < inputs; ++i) to[i] = from_bf16(from[i]);
+    for (; i < inputs; ++i) to[i] = number(from + i);
   }
 }
 
@@ -314,23 +330,33 @@ INLINE void multiply(const float* x, const float* weight, int64_t inputs, float*
 }
 
 // Writes outputs first … end - 1 of one tile, from lanes to rows.
-void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_t width, const float* sums) {
+template <class T>
+void write(const Linear<T>& layer, int64_t first, int64_t end, int64_t tile, int64_t width, const float* sums) {
   for (int64_t out = first; out < end; out += VL)
     for (int64_t lane = 0; lane < width; lane += VL) {
       vf square[VL];
       for (int e = 0; e < VL; ++e) {
         const int64_t at = std::min(out + e, end - 1);
-        square[e] = load(sums + (at - first) * width + lane) + (layer.bias ? from_bf16(layer.bias[at]) : 0.0f);
+        square[e] = load(sums + (at - first) * width + lane) + (layer.bias ? number(layer.bias + at) : 0.0f);
       }
       transpose<1>(square);
       const int64_t row = tile * kTile + lane;
-      for (int64_t l = 0; l < std::min<int64_t>(VL, layer.rows - row); ++l)
-        store_bf16(layer.y + (row + l) * layer.y_stride + out, square[l], std::min<int64_t>(VL, end - out));
+      for (int64_t l = 0; l < std::min<int64_t>(VL, layer.rows - row); ++l) {
+        T* to = layer.y + (row + l) * layer.y_stride + out;
+        if (end - out >= VL) {
+          put(to, square[l]);
+        } else {
+          T last[VL];
+          put(last, square[l]);
+          std::memcpy(to, last, static_cast<size_t>(end - out) * sizeof(T));
+        }
+      }
     }
 }
 
 // Outputs first … first + outs - 1 of all rows.
-void share(const Linear& layer, const Lanes& lanes, int64_t first, int64_t outs) {
+template <class T>
+void share(const Linear<T>& layer, const Lanes& lanes, int64_t first, int64_t outs) {
   alignas(64) float weight[kOuts * kBlock];
   static thread_local Scratch scratch;
   const int64_t size = outs * kTile;  // sums of a tile
@@ -355,7 +381,8 @@ void share(const Linear& layer, const Lanes& lanes, int64_t first, int64_t outs)
 }
 
 // At most kRows rows.
-void many_rows(const Linear& layer, int threads) {
+template <class T>
+void many_rows(const Linear<T>& layer, int threads) {
   static thread_local Scratch scratch;
   Lanes lanes{nullptr, layer.rows, layer.in};
   lanes.numbers = floats(scratch, lanes.tiles() * kTile * layer.in);
@@ -371,16 +398,15 @@ void many_rows(const Linear& layer, int threads) {
   });
 }
 
-}  // namespace
-
-void LINEAR(const Linear& layer, int threads) {
+template <class T>
+void run(const Linear<T>& layer, int threads) {
   if (layer.rows > kRows) {  // so that the memory for lanes and sums has a bound
     for (int64_t row = 0; row < layer.rows; row += kRows) {
-      Linear part = layer;
+      Linear<T> part = layer;
       part.x += row * layer.x_stride;
       part.y += row * layer.y_stride;
       part.rows = std::min(kRows, layer.rows - row);
-      LINEAR(part, threads);
+      run(part, threads);
     }
     return;
   }
@@ -392,5 +418,10 @@ void LINEAR(const Linear& layer, int threads) {
     default: layer.rows <= kSome ? some_rows(layer, threads) : many_rows(layer, threads);
   }
 }
+
+}  // namespace
+
+void LINEAR(const Linear<uint16_t>& layer, int threads) { run(layer, threads); }
+void LINEAR(const Linear<float>& layer, int threads) { run(layer, threads); }
 
 }  // namespace inlay

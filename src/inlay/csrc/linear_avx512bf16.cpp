@@ -29,6 +29,8 @@ namespace {
 #define VL 16
 #include "simd.h"
 
+using Layer = Linear<uint16_t>;
+
 constexpr int64_t kFew = 4;           // rows up to which reading the weights is the lower bound
 constexpr int64_t kSome = 24;         // rows up to which a broadcast of each pair of weights takes longer than loading it
 constexpr int64_t kBlock = 8;         // rows of x at a time up to kSome
@@ -42,7 +44,7 @@ INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
 
 // J outputs of M rows. The sums of a single row use several registers, because each addition waits for the last.
 template <int M, int J>
-INLINE void dot(const Linear& layer, int64_t first) {
+INLINE void dot(const Layer& layer, int64_t first) {
   constexpr int kSpread = M == 1 ? 4 : M == 2 ? 2 : 1;
   const uint16_t* weight[J];
   for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
@@ -77,7 +79,7 @@ INLINE void dot(const Linear& layer, int64_t first) {
 }
 
 template <int M>
-void few_rows(const Linear& layer, int threads) {
+void few_rows(const Layer& layer, int threads) {
   constexpr int kAtOnce = M == 1 ? 1 : M == 2 ? 2 : 4;  // weight rows for each loaded x
   const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce;
   run_parallel(threads, [&](Team& team, int thread) {
@@ -89,7 +91,7 @@ void few_rows(const Linear& layer, int threads) {
 // J outputs of M rows of x, from row `row` on. x: the rows in turns, 32 inputs of each. Meanwhile, part `part` of
 // `parts` of the weights of the next J outputs is prefetched.
 template <int M, int J>
-INLINE void dot_block(const Linear& layer, const uint16_t* x, int64_t first, int64_t row, int64_t part, int64_t parts) {
+INLINE void dot_block(const Layer& layer, const uint16_t* x, int64_t first, int64_t row, int64_t part, int64_t parts) {
   const uint16_t* weight[J];
   for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
   const int64_t ahead = first + 2 * J <= layer.out ? J * layer.in / parts : 0, lines = (J + parts - 1) / parts;
@@ -138,7 +140,7 @@ INLINE void dot_block(const Linear& layer, const uint16_t* x, int64_t first, int
 }
 
 template <int M>
-void some_rows(const Linear& layer, int threads) {
+void some_rows(const Layer& layer, int threads) {
   static thread_local Scratch scratch;
   constexpr int kAtOnce = 3;  // outputs, with M sums each
   const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce, blocks = (layer.rows + M - 1) / M;
@@ -173,7 +175,7 @@ struct Lanes {
 };
 
 // Packs sixteen rows from `first` on into their lanes.
-void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
+void pack(const Layer& layer, const Lanes& lanes, int64_t first) {
   const int64_t tile = first / kTile, width = lanes.vectors(tile) * VL, count = lanes.pair_count();
   uint32_t* to = lanes.tile(tile) + first % kTile;
   for (int64_t p = 0; p < count; p += VL) {
@@ -193,7 +195,7 @@ void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
 // M outputs from `first` on for one tile of N vectors of lanes: (M, lanes) fp32. Meanwhile the M weight rows from
 // `after` on are prefetched into the first-level cache; kNone for none.
 template <int N, int M>
-INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, int64_t after, float* to) {
+INLINE void multiply(const Layer& layer, const uint32_t* x, int64_t first, int64_t after, float* to) {
   const uint16_t* weight[M];
   for (int j = 0; j < M; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
   const bool ahead = after != kNone;
@@ -225,7 +227,7 @@ INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, int6
 }
 
 // Writes outputs first … end - 1 of one tile, from lanes to rows.
-void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_t width, const float* sums) {
+void write(const Layer& layer, int64_t first, int64_t end, int64_t tile, int64_t width, const float* sums) {
   for (int64_t out = first; out < end; out += VL) {
     const auto which = static_cast<__mmask16>(end - out >= VL ? ~0u : (1u << (end - out)) - 1);
     for (int64_t lane = 0; lane < width; lane += VL) {
@@ -245,7 +247,7 @@ void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_
 
 // after: the first output of this thread's next share, or kNone.
 template <int N, int M>
-void multiply_tile(const Linear& layer, const Lanes& lanes, int64_t first, int64_t end, int64_t tile, int64_t after) {
+void multiply_tile(const Layer& layer, const Lanes& lanes, int64_t first, int64_t end, int64_t tile, int64_t after) {
   alignas(64) float sums[kOuts * N * VL];
   for (int64_t out = first; out < end; out += M) {
     const int64_t next = out + M < end ? out + M : after;
@@ -255,7 +257,7 @@ void multiply_tile(const Linear& layer, const Lanes& lanes, int64_t first, int64
   write(layer, first, end, tile, N * VL, sums);
 }
 
-void many_rows(const Linear& layer, int threads) {
+void many_rows(const Layer& layer, int threads) {
   static thread_local Scratch scratch;
   Lanes lanes{nullptr, layer.rows, layer.in};
   lanes.pairs = reinterpret_cast<uint32_t*>(scratch.take(lanes.tiles() * lanes.pair_count() * kTile * sizeof(uint32_t)));
@@ -282,7 +284,7 @@ void many_rows(const Linear& layer, int threads) {
 
 }  // namespace
 
-void linear_avx512bf16(const Linear& layer, int threads) {
+void linear_avx512bf16(const Layer& layer, int threads) {
   switch (layer.rows) {
     case 0: return;
     case 1: return few_rows<1>(layer, threads);

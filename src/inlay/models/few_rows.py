@@ -22,6 +22,7 @@ from inlay.attention.backend import Backend
 from inlay.attention.cpu import CpuBackend
 from inlay.attention.kernel import kernel
 from inlay.attention.storage import KVStorage
+from inlay.models import ops
 from inlay.models.fused import FusedAttention, FusedMLP, LastLayer
 from inlay.models.interface import PassContext
 from inlay.models.linear import FrozenLinear
@@ -43,6 +44,7 @@ class FewRows:
     def __init__(self, layer: Any, steps: Any, kept: list[Tensor]) -> None:
         self._layer, self._attention = weakref.ref(layer), layer.self_attn
         self.steps, self._kept = steps, kept
+        self.dtype = kept[0].dtype
         self._watched = [module for module in layer.modules() if module is not layer]
         self._stock = type(layer).forward
 
@@ -77,7 +79,7 @@ class FewRows:
             return False
         cos, sin = position_embeddings
         return (
-            x.dtype == torch.bfloat16
+            x.dtype == self.dtype
             and cos.shape == sin.shape == (1, x.shape[1], self._attention.head_dim)
             and cos.dtype == sin.dtype == torch.float32
             and x.is_contiguous()
@@ -95,15 +97,15 @@ class FewRows:
         """Run the part before attention.
 
         Args:
-            x: (1, rows, width), bf16.
+            x: (1, rows, width), in the layer's dtype.
             cos, sin: (1, rows, head_dim), fp32.
 
         Returns:
-            Rotated queries and keys, and values: (1, rows, heads + 2 · kv_heads, head_dim), bf16.
+            Rotated queries and keys, and values: (1, rows, heads + 2 · kv_heads, head_dim), in the layer's dtype.
         """
         attention, rows = self._attention, x.shape[1]
         heads = attention.heads + 2 * attention.kv_heads
-        qkv = torch.empty(1, rows, heads, attention.head_dim, dtype=torch.bfloat16)
+        qkv = torch.empty(1, rows, heads, attention.head_dim, dtype=self.dtype)
         self.steps.before(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), qkv.data_ptr(), rows, torch.get_num_threads())
         return qkv
 
@@ -132,6 +134,7 @@ class FewRowsPass:
         self, model: Any, layers: list[FewRows], spec: ModelSpec, backend: CpuBackend, pool: KVStorage
     ) -> None:
         self._model, self._backend = model, backend
+        self._dtype = layers[0].dtype
         self._modules = tuple(model.modules())
         self._hooks = [hooks for each in self._modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
         self._decoder = kernel.Decoder()
@@ -147,6 +150,8 @@ class FewRowsPass:
         layers = getattr(getattr(model, "model", None), "layers", ())
         found = [made for layer in layers if (made := _few_rows_of(layer)) is not None]
         if not found or len(found) < len(layers) or not isinstance(backend, CpuBackend):
+            return None
+        if len({one.dtype for one in found}) > 1:
             return None
         return FewRowsPass(model, found, spec, backend, pool)
 
@@ -172,8 +177,8 @@ class FewRowsPass:
         tables = (1, count, decoder.layers[0].self_attn.head_dim)
         if cos.shape != tables or sin.shape != tables:
             raise RuntimeError(f"a rotary table has the shape {tuple(cos.shape)}, and the model's heads need {tables}")
-        if (x.dtype, cos.dtype, sin.dtype) != (torch.bfloat16, torch.float32, torch.float32):
-            raise RuntimeError(f"embedding and rotary table are in {x.dtype} and {cos.dtype}, not in bf16 and fp32")
+        if (x.dtype, cos.dtype, sin.dtype) != (self._dtype, torch.float32, torch.float32):
+            raise RuntimeError(f"embedding and rotary table are in {x.dtype} and {cos.dtype}, not {self._dtype}, fp32")
         planned = self._backend.planned(context.plan, count)
         self._decoder.run(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), count, torch.get_num_threads(), *planned)
         hidden = decoder.norm(x)
@@ -206,11 +211,14 @@ def _made(layer: Any) -> tuple[Any, list[Tensor]] | None:
     if not joined or mlp.act is not None or not hasattr(kernel, "DecoderLayer"):
         return None
     layers = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-    products = [each.product() if isinstance(each, FrozenLinear) else None for each in layers]
+    products: list[Any] = [each.product() if isinstance(each, FrozenLinear) else None for each in layers]
     norms = (layer.input_layernorm, layer.post_attention_layernorm)
     of_heads = (attention.query_norm, attention.key_norm)
     weights = [None if norm is None else norm.weight.detach() for norm in (*norms, *of_heads)]
-    if None in products or any(weight is not None and not _plain(weight) for weight in weights):
+    kept = [weight for weight in weights if weight is not None]
+    if None in products or not all(map(_plain, kept)):
+        return None
+    if len({each.bf16 for each in products} | {weight.dtype == torch.bfloat16 for weight in kept}) > 1:
         return None
     eps = {norm.eps for norm in norms}
     of_heads_eps = {norm.eps for norm in of_heads if norm is not None} or eps
@@ -221,8 +229,8 @@ def _made(layer: Any) -> tuple[Any, list[Tensor]] | None:
         *products, addresses[0], addresses[1], *eps, addresses[2], addresses[3], *of_heads_eps,
         attention.heads, attention.kv_heads, attention.head_dim,
     )  # fmt: skip
-    return steps, [weight for weight in weights if weight is not None]
+    return steps, kept
 
 
 def _plain(weight: Tensor) -> bool:
-    return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.device.type == "cpu"
+    return weight.dtype in ops.DTYPES and weight.is_contiguous() and weight.device.type == "cpu"

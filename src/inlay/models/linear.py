@@ -2,7 +2,8 @@
 
 A stock ``nn.Linear`` in bfloat16 repacks its weight at every call. With few rows this costs more than the product. If
 the processor multiplies pairs of bf16 with AVX-512, or fp32 alone, the compiled kernel reads such weights in the layout
-of a checkpoint, and nothing is packed. Other weights are packed once, at load, into the blocks that oneDNN reads.
+of a checkpoint, and nothing is packed. So it does with fp32 weights if the processor has AVX2 and no AVX-512. Other
+weights are packed once, at load, into the blocks that oneDNN reads.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class FrozenLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
     def product(self) -> Any:
-        """Return the kernel's form of the layer in bfloat16, valid as long as the layer. None if there is none."""
+        """Return the kernel's form of the layer, valid as long as the layer. None if there is none."""
         return None
 
     def __getstate__(self) -> NoReturn:  # pickling and copying
@@ -103,32 +104,35 @@ def padded_rows(rows: int) -> int:
 
 
 class DirectLinear(FrozenLinear):
-    """``x @ weight.T + bias`` by the compiled kernel, in bfloat16, with the weight as it is (csrc/linear.h).
+    """``x @ weight.T + bias`` by the compiled kernel, with the weight as it is (csrc/linear.h).
 
     Args:
-        weight: (out_features, in_features), contiguous. The layer shares it, for example with a tied embedding.
+        weight: (out_features, in_features), contiguous, fp32 or bfloat16. The layer shares it, for example with a tied
+            embedding.
         bias: (out_features,) or None.
-        instruction_set: "avx512bf16", "avx2" or "portable"; "" for the best one that runs here.
+        instruction_set: "avx512bf16" (in bfloat16 alone), "avx2" or "portable"; "" for the best one that runs here.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, instruction_set: str = "") -> None:
         super().__init__(weight.shape[1], weight.shape[0])
         self._weight = weight.detach()
         self._instruction_set = instruction_set
-        self._bias = None if bias is None else bias.detach().to(torch.bfloat16).contiguous()
+        self._bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
+        self._multiply = kernel.linear_bf16 if weight.dtype == torch.bfloat16 else kernel.linear_f32
         if self._weight.nbytes >= _HUGE:  # the call waits for all processors, also if there is nothing to move
             kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features), bfloat16. Returns (..., out_features)."""
-        if x.dtype != torch.bfloat16 or x.shape[-1] != self.in_features:
-            raise ValueError(f"a bfloat16 layer of {self.in_features} inputs got {x.dtype} of shape {tuple(x.shape)}")
+        """x: (..., in_features), in the dtype of the weight. Returns (..., out_features)."""
+        dtype = self._weight.dtype
+        if x.dtype != dtype or x.shape[-1] != self.in_features:
+            raise ValueError(f"a {dtype} layer of {self.in_features} inputs got {x.dtype} of shape {tuple(x.shape)}")
         rows = x.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
-        y = torch.empty(rows.shape[0], self.out_features, dtype=torch.bfloat16)
+        y = torch.empty(rows.shape[0], self.out_features, dtype=dtype)
         bias = 0 if self._bias is None else self._bias.data_ptr()
-        kernel.linear(
+        self._multiply(
             rows.data_ptr(), rows.stride(0), self._weight.data_ptr(), bias, y.data_ptr(), rows.shape[0],
             self.in_features, self.out_features, self._instruction_set, torch.get_num_threads(),
         )  # fmt: skip
@@ -138,17 +142,20 @@ class DirectLinear(FrozenLinear):
         """See FrozenLinear."""
         bias = 0 if self._bias is None else self._bias.data_ptr()
         return kernel.direct_product(
-            self._weight.data_ptr(), bias, self.in_features, self.out_features, self._instruction_set
-        )
+            self._weight.data_ptr(), bias, self.in_features, self.out_features,
+            self._weight.dtype == torch.bfloat16, self._instruction_set,
+        )  # fmt: skip
 
 
 def can_multiply(weight: Tensor) -> bool:
     """Return True if the compiled kernel is the fastest for this weight. It needs no packing."""
-    if weight.dtype != torch.bfloat16 or not weight.is_contiguous() or weight.device.type != "cpu":
+    if not weight.is_contiguous() or weight.device.type != "cpu" or not hasattr(kernel, "linear_supported"):
         return False
-    if not hasattr(kernel, "linear_supported"):
-        return False
-    return kernel.linear_supported("avx512bf16") or not can_pack(torch.bfloat16)
+    if weight.dtype == torch.float32:  # oneDNN is faster with AVX-512, which the kernel's version for fp32 does not use
+        return kernel.linear_supported("avx2", False) and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    return weight.dtype == torch.bfloat16 and (
+        kernel.linear_supported("avx512bf16", True) or not can_pack(torch.bfloat16)
+    )
 
 
 def can_pack(dtype: torch.dtype) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from inlay.attention.kernel import kernel
 
-_DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
 
 #: True if the compiled steps are in use.
 COMPILED = kernel is not None
@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x: (..., width).
         weight: (width,), of the same dtype.
     """
-    if not (COMPILED and x.is_contiguous() and weight.dtype == x.dtype and x.dtype in _DTYPES):
+    if not (COMPILED and x.is_contiguous() and weight.dtype == x.dtype and x.dtype in DTYPES):
         return F.rms_norm(x, weight.shape, weight, eps)
     out = torch.empty_like(x)
     width = x.shape[-1]
@@ -38,7 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def norm_heads_(heads: Tensor, weight: Tensor, eps: float) -> None:
     """RMSNorm of every head, in place. heads: (rows, heads, head_dim), with contiguous heads and dimensions."""
-    if not (COMPILED and _together(heads) and weight.dtype == heads.dtype and heads.dtype in _DTYPES):
+    if not (COMPILED and _together(heads) and weight.dtype == heads.dtype and heads.dtype in DTYPES):
         heads.copy_(F.rms_norm(heads, weight.shape, weight, eps))
         return
     rows, count, width = heads.shape
@@ -59,7 +59,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         (..., width).
     """
     width = gate_up.shape[-1] // 2
-    if not (COMPILED and gate_up.is_contiguous() and gate_up.dtype in _DTYPES):
+    if not (COMPILED and gate_up.is_contiguous() and gate_up.dtype in DTYPES):
         gate, up = gate_up.split(width, -1)
         return F.silu(gate).mul_(up)
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
@@ -78,7 +78,7 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         cos, sin: (rows, head_dim), contiguous, fp32, with equal halves.
     """
     rows, count, width = heads.shape
-    if COMPILED and _together(heads) and heads.dtype in _DTYPES and cos.is_contiguous() and sin.is_contiguous():
+    if COMPILED and _together(heads) and heads.dtype in DTYPES and cos.is_contiguous() and sin.is_contiguous():
         kernel.rotate(
             heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), heads.dtype == torch.bfloat16, rows, count, width,
             heads.stride(0), torch.get_num_threads(),

@@ -16,7 +16,7 @@ from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import can_compile
 from inlay.models.few_rows import MOST_ROWS, FewRows, FewRowsPass
 from inlay.models.interface import PassContext, attention_implementation
-from inlay.models.linear import can_multiply
+from inlay.models.linear import DirectLinear, can_multiply
 from inlay.models.lora import Adapters, load_adapter
 from inlay.models.weights import WeightForm
 from tests.adapters import write_adapter
@@ -28,12 +28,13 @@ pytestmark = pytest.mark.skipif(
     reason="no kernel for few rows on this processor",
 )
 NAMES = ("llama", "llama3-scaled", "mistral", "qwen2", "qwen2-mixed", "qwen3")
-FORMS = (None, "int8", "int4")
+FORMS = [(None, torch.bfloat16), ("int8", torch.bfloat16), ("int4", torch.bfloat16)]
+FORMS += [(None, torch.float32)] if can_multiply(torch.zeros(1, 1)) else []
 IDS = [int(i) for i in torch.randint(0, 256, (MOST_ROWS + 1,), generator=torch.Generator().manual_seed(5))]
 
 
-def made(name, quantization=None):
-    return prepared(name, WeightForm(quantization=quantization), torch.bfloat16)
+def made(name, quantization=None, dtype=torch.bfloat16):
+    return prepared(name, WeightForm(quantization=quantization), dtype)
 
 
 def logits_of(model, ids):
@@ -56,11 +57,11 @@ def calls(monkeypatch):
     return went
 
 
-@pytest.mark.parametrize("quantization", FORMS)
+@pytest.mark.parametrize(("quantization", "dtype"), FORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_two_calls_equal_the_layers_modules_bit_for_bit(name, quantization, calls, monkeypatch):
+def test_two_calls_equal_the_layers_modules_bit_for_bit(name, quantization, dtype, calls, monkeypatch):
     """With transformers' own attention between them."""
-    model = made(name, quantization).model
+    model = made(name, quantization, dtype).model
     for rows in (1, 7, MOST_ROWS):
         found = logits_of(model, IDS[:rows])
         assert calls == ["before", "behind"] * 3
@@ -71,11 +72,11 @@ def test_two_calls_equal_the_layers_modules_bit_for_bit(name, quantization, call
         assert calls == []
 
 
-@pytest.mark.parametrize("quantization", FORMS)
+@pytest.mark.parametrize(("quantization", "dtype"), FORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_are_equal_with_whole_passes_two_calls_a_layer_or_none(name, quantization, calls, monkeypatch):
+def test_answers_are_equal_with_whole_passes_two_calls_a_layer_or_none(name, quantization, dtype, calls, monkeypatch):
     """Prompts, and answers decoded side by side: tokens and their log-probabilities."""
-    loaded = made(name, quantization)
+    loaded = made(name, quantization, dtype)
     prompts, params = [IDS[:50], IDS[20:23]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
     answers = []
     for expected, left_out in (("logits", ()), ("before", (FewRowsPass,)), (None, (FewRowsPass, FewRows))):
@@ -158,13 +159,12 @@ def test_unused_adapter_keeps_the_kernel_path(calls, tmp_path):
     adapters.remove()
 
 
-def test_many_rows_batches_and_other_dtypes_skip_the_kernel(calls):
+def test_many_rows_and_batches_skip_the_kernel(calls):
     model = made("llama").model
     logits_of(model, IDS)
     with torch.inference_mode(), attention_implementation(model, "sdpa"):
         model(torch.tensor([IDS[:5], IDS[5:10]]), use_cache=False)
         model(torch.tensor([IDS[:5]]), use_cache=True)
-    logits_of(prepared("llama").model, IDS[:5])
     assert calls == []
 
 
@@ -193,13 +193,18 @@ def test_unused_model_is_freed():
         gc.enable()
 
 
-def test_products_of_wrong_shapes_are_rejected():
+def test_products_of_wrong_shapes_or_types_are_rejected():
     layer = made("llama").model.model.layers[0]
     qkv, out, gate_up, down = (
         each.product() for each in (layer.self_attn.qkv, layer.self_attn.out, layer.mlp.gate_up, layer.mlp.down)
     )
     norm = layer.input_layernorm.weight.data_ptr()
+    assert qkv.bf16
     kernel.DecoderLayer(qkv, out, gate_up, down, norm, norm, 1e-5, 0, 0, 1e-5, 4, 2, 8)
     for wrong in ((qkv, out, down, gate_up, 4), (out, qkv, gate_up, down, 4), (qkv, out, gate_up, down, 8)):
         with pytest.raises(ValueError, match="do not fit"):
             kernel.DecoderLayer(*wrong[:4], norm, norm, 1e-5, 0, 0, 1e-5, wrong[4], 2, 8)
+    mixed = DirectLinear(torch.zeros(layer.mlp.down.out_features, layer.mlp.down.in_features)).product()
+    assert not mixed.bf16
+    with pytest.raises(ValueError, match="different types"):
+        kernel.DecoderLayer(qkv, out, gate_up, mixed, norm, norm, 1e-5, 0, 0, 1e-5, 4, 2, 8)
