@@ -142,12 +142,12 @@ class DecoderLayer {
     char* part = scratch.take(bytes(rows * (width + 3 * inner)));
     char *gate_up = part + bytes(rows * width), *active = gate_up + bytes(rows * 2 * inner);
     out_(attended, part, rows, threads);
-    add(address_of(x), address_of(part), address_of(y), bf16(), rows * width);
+    add(address_of(x), address_of(part), address_of(y), bf16(), rows, width, threads);
     norm(before_mlp_, y, part, rows, 1, width, width, threads);
     gate_up_(part, gate_up, rows, threads);
     silu_mul(address_of(gate_up), address_of(active), bf16(), rows, inner, threads);
     down_(active, part, rows, threads);
-    add(address_of(y), address_of(part), address_of(y), bf16(), rows * width);
+    add(address_of(y), address_of(part), address_of(y), bf16(), rows, width, threads);
   }
 
  private:

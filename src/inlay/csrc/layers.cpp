@@ -314,11 +314,14 @@ void rotate(uint64_t heads, uint64_t cos, uint64_t sin, bool bf16, int64_t rows,
              [&](int64_t begin, int64_t end) { (bf16 ? turn_bf16 : turn_f32)(turned, begin, end); });
 }
 
-void add(uint64_t a, uint64_t b, uint64_t out, bool bf16, int64_t count) {
-  if (bf16)
-    add_bf16(at<uint16_t>(a), at<uint16_t>(b), at<uint16_t>(out), count);
-  else
-    add_f32(at<float>(a), at<float>(b), at<float>(out), count);
+void add(uint64_t a, uint64_t b, uint64_t out, bool bf16, int64_t rows, int64_t width, int threads) {
+  share_rows(threads, rows, width, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * width, count = (end - begin) * width;
+    if (bf16)
+      add_bf16(at<uint16_t>(a) + first, at<uint16_t>(b) + first, at<uint16_t>(out) + first, count);
+    else
+      add_f32(at<float>(a) + first, at<float>(b) + first, at<float>(out) + first, count);
+  });
 }
 
 void bind_layers(nb::module_& m) {

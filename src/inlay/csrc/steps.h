@@ -13,7 +13,7 @@ void silu_mul(uint64_t gate_up, uint64_t out, bool bf16, int64_t rows, int64_t w
 // heads: (rows, count, width) in place, with rows `stride` elements apart; cos, sin: (rows, width) fp32.
 void rotate(uint64_t heads, uint64_t cos, uint64_t sin, bool bf16, int64_t rows, int64_t count, int64_t width,
             int64_t stride, int threads);
-// out = a + b, `count` numbers, rounded once; out may be a or b.
-void add(uint64_t a, uint64_t b, uint64_t out, bool bf16, int64_t count);
+// out = a + b of (rows, width) numbers, rounded once; out may be a or b.
+void add(uint64_t a, uint64_t b, uint64_t out, bool bf16, int64_t rows, int64_t width, int threads);
 
 }  // namespace inlay

@@ -29,7 +29,7 @@ from inlay.models.linear import FrozenLinear
 from inlay.models.spec import ModelSpec
 
 #: The most rows for the kernel. Its buffers between the steps grow with them.
-MOST_ROWS = 64
+MOST_ROWS = 256
 
 
 class FewRows:
