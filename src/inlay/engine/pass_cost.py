@@ -124,7 +124,7 @@ def measured_cost(
     return PassCost(max(1e-9, first / _TOKENS - pair_s * _TOKENS / 2), pair_s)
 
 
-_ROW_COUNTS = (1, 16, 4, 64, 8, 32, 2)  # the most useful ones first
+_ROW_COUNTS = (1, 16, 4, 32, 8, 2, 64)  # the most useful ones first
 _TABLE = 512  # times are kept up to this number of rows
 _PARTS = 16  # requests of the timed plan
 _ROWS_S = 0.5  # the measurement ends after this many seconds
