@@ -1,4 +1,4 @@
-"""How long does a linear layer take: stock, packed for oneDNN, with our own kernel, and packed in float32?
+"""How long does a linear layer take: stock, packed for oneDNN, and with our own kernel, in bfloat16 and float32?
 
     python lab/benchmarks/linear.py --rows 1,4,16,32,64,256
 
@@ -45,11 +45,13 @@ def measured(shape: tuple[int, int], rows: int, runs: int) -> dict[str, object]:
         forms["packed"] = [PackedLinear(weight) for weight in weights]
     if can_multiply(weights[0]):
         forms["direct"] = [DirectLinear(weight) for weight in weights]
-    forms["float32"] = [PackedLinear(weight.float()) for weight in weights]
+    forms["float32_packed"] = [PackedLinear(weight.float()) for weight in weights]
+    if can_multiply(weights[0].float()):
+        forms["float32_direct"] = [DirectLinear(weight.float()) for weight in weights]
     x = torch.randn(rows, inputs)
     timed = in_turns(
         {
-            name: clocked(partial(through, layers, x if name == "float32" else x.bfloat16()))
+            name: clocked(partial(through, layers, x if name.startswith("float32") else x.bfloat16()))
             for name, layers in forms.items()
         },
         runs,

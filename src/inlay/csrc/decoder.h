@@ -1,4 +1,4 @@
-// A layer of a decoder like Llama's in bf16: the steps before and after its attention, in one call each.
+// A layer of a decoder like Llama's, in bf16 or fp32: the steps before and after its attention, in one call each.
 #pragma once
 
 #include <nanobind/nanobind.h>

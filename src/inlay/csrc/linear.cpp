@@ -8,7 +8,7 @@ namespace inlay {
 
 template <class T>
 RunLinear<T> linear_by_name(const char* name) {
-  const auto asked = [name](const char* own) { return name == nullptr || *name == 0 || std::strcmp(name, own) == 0; };
+  const auto asked = [name](const char* own) { return *name == 0 || std::strcmp(name, own) == 0; };
 #ifdef INLAY_HAS_AVX2
   if constexpr (std::is_same<T, uint16_t>::value)
     if (asked("avx512bf16") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512f") &&

@@ -36,7 +36,7 @@ void linear_avx2(const Linear<float>& layer, int threads);
 void linear_portable(const Linear<uint16_t>& layer, int threads);
 void linear_portable(const Linear<float>& layer, int threads);
 
-// The version for an instruction set, or the best one that runs here if `name` is null or empty. Null if none does.
+// The version for an instruction set, or the best one that runs here if `name` is empty. Null if none does.
 template <class T>
 RunLinear<T> linear_by_name(const char* name);
 

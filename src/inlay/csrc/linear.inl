@@ -30,7 +30,6 @@ constexpr int64_t kSome = 48;         // rows up to which weights are widened in
 constexpr int kGroupRows = 5;         // rows and
 constexpr int kGroupOuts = 2;         // outputs whose sums fill the registers
 constexpr int64_t kStretch = 1216;    // inputs at a time: those of a group fill most of the first-level cache
-constexpr int64_t kShare = 1 << 14;   // weights of one share, for kGroupOuts: two shares fit the second-level cache
 constexpr int64_t kMostOuts = 48;     // outputs of one share
 constexpr int64_t kSharesEach = 4;    // shares of one thread, at least: a slow thread takes fewer
 constexpr int64_t kTile = 16;         // rows of x that are lanes at the same time
@@ -38,6 +37,8 @@ constexpr int64_t kHalf = kTile / 2;  // and those of the last tile, if it has n
 constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill half of the first-level cache
 constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kRows = 512;        // rows at a time, so that the sums of a share stay in the second-level cache
+template <class T>  // weights of one share, for kGroupOuts: two shares fit the second-level cache
+constexpr int64_t kShare = (1 << 15) / sizeof(T);
 template <class T>
 constexpr int64_t kLine = 64 / sizeof(T);  // numbers of a cache line
 template <class T>
@@ -222,7 +223,7 @@ void some_rows(const Linear<T>& layer, int threads) {
   static thread_local Scratch scratch;
   const Groups groups = grouped(layer, kGroupRows, scratch);
   const int64_t rows = layer.rows, in = layer.in;
-  const int64_t pairs = std::min(kShare / in, layer.out / kGroupOuts / (kSharesEach * threads));
+  const int64_t pairs = std::min(kShare<T> / in, layer.out / kGroupOuts / (kSharesEach * threads));
   const int64_t outs = std::clamp(pairs * kGroupOuts, int64_t{kGroupOuts}, kMostOuts);
   const int lines = static_cast<int>((kGroupOuts + groups.count - 1) / groups.count);
   std::atomic<int64_t> next{0};

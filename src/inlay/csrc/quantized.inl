@@ -51,7 +51,7 @@ INLINE vi add_quads(vi sum, vi a, vi b) {
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif VL == 8 && defined(__AVX2__)
   sum = (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)a, (__m256i)b));
-  asm("" : "+x"(sum));
+  asm("" : "+x"(sum));  // as above
   return sum;
 #else
   return sum + (a & 255) * (b << 24 >> 24) + (a >> 8 & 255) * (b << 16 >> 24) + (a >> 16 & 255) * (b << 8 >> 24) +

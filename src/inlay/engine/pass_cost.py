@@ -127,7 +127,7 @@ def measured_cost(
 _ROW_COUNTS = (1, 16, 4, 32, 8, 2, 64)  # the most useful ones first
 _TABLE = 512  # times are kept up to this number of rows
 _PARTS = 16  # requests of the timed plan
-_ROWS_S = 0.5  # the measurement ends after this many seconds
+_ROWS_S = 0.3  # no further passes are begun after this many seconds
 _ROUNDS = 6  # further runs per pass in that time; the shortest counts
 
 

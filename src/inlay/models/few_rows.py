@@ -38,7 +38,7 @@ class FewRows:
     Args:
         layer: A stock decoder layer of Llama's shape: norm, attention, sum, norm, MLP, sum.
         steps: The layer in the kernel's form.
-        kept: The tensors that ``steps`` points into. They live as long as this object.
+        kept: The tensors that ``steps`` points into, all in the layer's dtype. They live as long as this object.
     """
 
     def __init__(self, layer: Any, steps: Any, kept: list[Tensor]) -> None:

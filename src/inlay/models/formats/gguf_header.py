@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 _VERSIONS = (2, 3)
+_LENGTH = struct.Struct("<Q")  # of a text, in bytes
 _STRING, _ARRAY = 8, 9
 #: Fixed-size types of metadata → ``struct`` formats.
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -92,18 +93,23 @@ class _Cursor:
 
     def text(self) -> str:
         """Read a length and a text."""
-        (length,) = self.numbers("Q")
-        if length > self._size - self.at:
-            raise ValueError("its header is cut short")
-        first, self.at = self.at, self.at + length
-        try:
-            return self._mapped[first : self.at].decode()
-        except UnicodeDecodeError:
-            raise ValueError("a text of its header is not UTF-8") from None
+        return self.texts(1)[0]
 
     def texts(self, count: int) -> list[str]:
         """Read many texts: a vocabulary or its merges."""
-        return [self.text() for _ in range(count)]
+        mapped, size, at = self._mapped, self._size, self.at
+        found = []
+        for _ in range(count):
+            first = at + _LENGTH.size
+            at = first + _LENGTH.unpack_from(mapped, at)[0] if first <= size else size + 1
+            if at > size:
+                raise ValueError("its header is cut short")
+            found.append(mapped[first:at])
+        self.at = at
+        try:
+            return [text.decode() for text in found]
+        except UnicodeDecodeError:
+            raise ValueError("a text of its header is not UTF-8") from None
 
     def left(self) -> int:
         """Return the number of bytes behind this place."""

@@ -146,7 +146,7 @@ def test_measuring_the_time_of_rows_frees_its_slots():
 
 
 class BusyClock:
-    """A clock on which every pass takes a second, but the first few passes take ten."""
+    """A clock on which a millisecond passes between two readings, but ten between the first few."""
 
     def __init__(self, busy: int) -> None:
         self._readings = self._now = 0
