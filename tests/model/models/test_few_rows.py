@@ -13,10 +13,10 @@ import torch
 from inlay import LLM, SamplingParams
 from inlay.attention.cpu import CpuBackend
 from inlay.attention.kernel import kernel
+from inlay.models import linear
 from inlay.models.compiled_weight import can_compile
 from inlay.models.few_rows import MOST_ROWS, FewRows, FewRowsPass
 from inlay.models.interface import PassContext, attention_implementation
-from inlay.models import linear
 from inlay.models.linear import DirectLinear, can_multiply
 from inlay.models.lora import Adapters, load_adapter
 from inlay.models.weights import WeightForm
