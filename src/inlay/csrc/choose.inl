@@ -99,8 +99,6 @@ INLINE vf largest(vf a, vf b) {  // b if a is NaN
 #endif
 }
 
-INLINE float number(const float* from) { return *from; }
-INLINE float number(const uint16_t* from) { return from_bf16(*from); }
 
 // A row of logits, vector by vector. The last one is padded with -inf.
 template <class T>

@@ -31,8 +31,8 @@ uint64_t address_of(const void* memory) { return reinterpret_cast<uint64_t>(memo
 class Product {
  public:
   template <class Layer>
-  Product(const Layer& layer, void (*run)(const Layer&, int), Type type, int64_t in, int64_t out)
-      : in_(in), out_(out), type_(type), run_([layer, run](const char* x, char* y, int64_t rows, int threads) {
+  Product(const Layer& layer, void (*run)(const Layer&, int), Type type)
+      : in_(layer.in), out_(layer.out), type_(type), run_([layer, run](const char* x, char* y, int64_t rows, int threads) {
           Layer own = layer;
           own.x = reinterpret_cast<decltype(own.x)>(x), own.y = reinterpret_cast<decltype(own.y)>(y);
           own.x_stride = own.in, own.y_stride = own.out, own.rows = rows;
@@ -56,7 +56,7 @@ template <class T>
 Product direct_in(Type type, uint64_t weight, uint64_t bias, int64_t in, int64_t out, const std::string& instruction_set) {
   const RunLinear<T> run = linear_by_name<T>(instruction_set.c_str());
   if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
-  return Product(Linear<T>{nullptr, in, at<T>(weight), at<T>(bias), nullptr, out, 0, in, out}, run, type, in, out);
+  return Product(Linear<T>{nullptr, in, at<T>(weight), at<T>(bias), nullptr, out, 0, in, out}, run, type);
 }
 
 Product direct_product(uint64_t weight, uint64_t bias, int64_t in, int64_t out, bool bf16,
@@ -71,7 +71,7 @@ Product quantized_product(uint64_t weight, uint64_t scales, uint64_t bias, int64
   if (run == nullptr) throw std::invalid_argument("ask quantized_supported() first");
   const Quantized layer{nullptr, in,  at<char>(weight), at<float>(scales), at<float>(bias), nullptr, out,  0,
                         in,      out, bits,             Type::bf16,        bf16_grid ? Type::bf16 : Type::f32, zeros};
-  return Product(layer, run, Type::bf16, in, out);
+  return Product(layer, run, layer.type);
 }
 
 // The attention of one layer in one pass: the plan, and the layer's stored keys and values.

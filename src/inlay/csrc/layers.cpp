@@ -40,15 +40,6 @@ namespace {
 #define VL 16
 #include "simd.h"
 
-INLINE void store(uint16_t* to, vf v) {
-  const vh half = narrowed(v);
-  std::memcpy(to, &half, sizeof half);
-}
-INLINE float number(const float* from) { return *from; }
-INLINE float number(const uint16_t* from) { return from_bf16(*from); }
-INLINE void put(float* to, float value) { *to = value; }
-INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
-
 constexpr double kNumber = 4e-10;  // seconds for one number of a row, about
 
 // Cuts rows into equal shares for the threads that pay.
@@ -241,12 +232,18 @@ void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool 
 }
 
 template <class T>
-void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint64_t y, int64_t rows, int64_t in,
-              int64_t out, const std::string& instruction_set, int threads) {
+void multiply_in(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint64_t y, int64_t rows, int64_t in,
+                 int64_t out, const std::string& instruction_set, int threads) {
   const RunLinear<T> run = linear_by_name<T>(instruction_set.c_str());
   if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
   const Linear<T> layer{at<T>(x), x_stride, at<T>(weight), at<T>(bias), at<T>(y), out, rows, in, out};
   run(layer, worthwhile(threads, seconds_of(layer)));
+}
+
+void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint64_t y, int64_t rows, int64_t in,
+              int64_t out, bool bf16, const std::string& instruction_set, int threads) {
+  (bf16 ? multiply_in<uint16_t> : multiply_in<float>)(x, x_stride, weight, bias, y, rows, in, out, instruction_set,
+                                                      threads);
 }
 
 void pack_numbers(uint64_t numbers, uint64_t to, int64_t out, int64_t in, int bits, int64_t group_bytes, int threads) {
@@ -331,8 +328,7 @@ void bind_layers(nb::module_& m) {
           return bf16 ? linear_by_name<uint16_t>(name.c_str()) != nullptr : linear_by_name<float>(name.c_str()) != nullptr;
         },
         "Whether a version of linear runs here, in bf16 or in fp32.");
-  m.def("linear_bf16", &multiply<uint16_t>, released(), "A linear layer in bf16; bias 0 for none.");
-  m.def("linear_f32", &multiply<float>, released(), "The same in fp32.");
+  m.def("linear", &multiply, released(), "A linear layer in bf16 or fp32; bias 0 for none.");
   m.def("quantized_supported",
         [](const std::string& name) { return quantized_by_name(name.empty() ? nullptr : name.c_str()) != nullptr; },
         "Whether a version of quantized_linear runs here; an empty name asks for one that is worth it.");

@@ -44,16 +44,6 @@ constexpr int64_t kLine = 64 / sizeof(T);  // numbers of a cache line
 template <class T>
 constexpr int64_t kAhead = 64 * kLine<T>;  // weights between a product and the prefetched ones
 
-INLINE float number(const float* from) { return *from; }
-INLINE float number(const uint16_t* from) { return from_bf16(*from); }
-INLINE void put(float* to, float value) { *to = value; }
-INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
-INLINE void put(float* to, vf v) { store(to, v); }
-INLINE void put(uint16_t* to, vf v) {
-  const vh half = narrowed(v);
-  std::memcpy(to, &half, sizeof half);
-}
-
 constexpr int64_t kPairs = 2 * VL;  // the numbers of a Pair
 
 // Two vectors of adjacent numbers. Those of bf16 are the even ones and the odd ones, which are the fastest to widen.
@@ -345,10 +335,10 @@ void write(const Linear<T>& layer, int64_t first, int64_t end, int64_t tile, int
       for (int64_t l = 0; l < std::min<int64_t>(VL, layer.rows - row); ++l) {
         T* to = layer.y + (row + l) * layer.y_stride + out;
         if (end - out >= VL) {
-          put(to, square[l]);
+          store(to, square[l]);
         } else {
           T last[VL];
-          put(last, square[l]);
+          store(last, square[l]);
           std::memcpy(to, last, static_cast<size_t>(end - out) * sizeof(T));
         }
       }

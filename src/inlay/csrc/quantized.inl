@@ -84,14 +84,6 @@ INLINE vf fused(vf a, vf b, vf c) {
 #endif
 }
 
-INLINE void put(float* to, vf v) { store(to, v); }
-INLINE void put(uint16_t* to, vf v) {
-  const vh half = narrowed(v);
-  std::memcpy(to, &half, sizeof half);
-}
-INLINE float number(const float* from) { return *from; }
-INLINE float number(const uint16_t* from) { return from_bf16(*from); }
-
 // A rounded group of 32 inputs: input = scale · number.
 struct Group {
   float scale;
@@ -297,7 +289,7 @@ void multiply_blocks(const Quantized& layer, const int32_t* x, int64_t block, in
         vf sum = sums[m][b * kHalves + h];
         if constexpr (std::is_same<Grid, ByOutput>::value) sum *= load(layer.scales + first + h * VL);
         if (layer.bias) sum += load(layer.bias + first + h * VL);
-        put(into + h * VL, sum);
+        store(into + h * VL, sum);
       }
       if (left < kQuantizedBlock) std::memcpy(to, part, left * sizeof(T));
     }

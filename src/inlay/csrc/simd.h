@@ -139,6 +139,17 @@ INLINE vh narrowed(vf v) {
   return __builtin_convertvector(v == v ? rounded : (bits >> 16) | 0x40u, vh);
 }
 
+INLINE void store(uint16_t* to, vf v) {  // as bf16
+  const vh half = narrowed(v);
+  std::memcpy(to, &half, sizeof half);
+}
+
+// One number in fp32 or bf16.
+INLINE float number(const float* from) { return *from; }
+INLINE float number(const uint16_t* from) { return from_bf16(*from); }
+INLINE void put(float* to, float value) { *to = value; }
+INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
+
 // Prefetches memory. The address need not be valid.
 INLINE void prefetch(const char* from, int bytes) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);

@@ -118,7 +118,6 @@ class DirectLinear(FrozenLinear):
         self._weight = weight.detach()
         self._instruction_set = instruction_set
         self._bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
-        self._multiply = kernel.linear_bf16 if weight.dtype == torch.bfloat16 else kernel.linear_f32
         if self._weight.nbytes >= _HUGE:  # the call waits for all processors, also if there is nothing to move
             kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)
 
@@ -132,9 +131,10 @@ class DirectLinear(FrozenLinear):
             rows = rows.contiguous()
         y = torch.empty(rows.shape[0], self.out_features, dtype=dtype)
         bias = 0 if self._bias is None else self._bias.data_ptr()
-        self._multiply(
+        kernel.linear(
             rows.data_ptr(), rows.stride(0), self._weight.data_ptr(), bias, y.data_ptr(), rows.shape[0],
-            self.in_features, self.out_features, self._instruction_set, torch.get_num_threads(),
+            self.in_features, self.out_features, dtype == torch.bfloat16, self._instruction_set,
+            torch.get_num_threads(),
         )  # fmt: skip
         return y.view(*x.shape[:-1], self.out_features)
 

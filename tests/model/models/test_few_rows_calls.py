@@ -27,4 +27,5 @@ def test_layer_with_a_cache_skips_the_kernel(loaded, name):
     few_rows = FewRows(layer, None, [layer.input_layernorm.weight])
     rows, *tables = rows_and_tables()
     assert few_rows.fits(rows, position_embeddings=tables)
+    assert not few_rows.fits(rows.float(), position_embeddings=tables), "the layer is in bfloat16"
     assert not few_rows.fits(rows, position_embeddings=tables, **{name: DynamicCache()})
