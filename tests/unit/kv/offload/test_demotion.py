@@ -302,7 +302,7 @@ def test_copies_of_pooled_segments_are_evicted_first():
     for spec in ALL * 6:
         computed += in_need(site, spec)
         site.settled()  # else the next one may be needed while it is copied
-        while any(kept.readers for kept in host.kept.values()):  # a copy is not evicted before its reader has left
+        while any(kept.readers for kept in list(host.kept.values())):  # no copy is evicted while it has a reader
             time.sleep(0.001)
     assert computed == 4
     assert host.stats().evictions > 0
