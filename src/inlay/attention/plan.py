@@ -109,11 +109,22 @@ def _alone(table: Table, rows: int, slots: Table) -> Groups | None:
     first = np.flatnonzero(np.append(True, ~same | (left > 0)))
     stretches = table[:, first]
     stretches[LENGTH] = np.add.reduceat(table[LENGTH], first)
+    stretches = stretches[:, _reading_order(stretches)]
     borders = np.array([0, rows]), stretches, np.array([0, first.size])
     groups = Groups(np.arange(rows), *borders, np.empty(0, dtype=np.int64))
     if rows == 1:
         groups.growing = _growing(groups, slots)
     return groups
+
+
+def _reading_order(stretches: Table, *group: Table) -> Table:
+    """Return the order in which rows read stretches: by shift, 0 last, then by position.
+
+    It does not depend on where the keys lie. New keys, which have the shift 0 and the last positions, come last. So a
+    row's sums have the same bits alone and with a draft.
+    """
+    shift = stretches[SHIFT]
+    return _sorted(*group, (shift == 0).astype(np.int64), shift, stretches[POSITION], stretches[FIRST])[0]
 
 
 def _sorted(*columns: Table) -> tuple[Table, npt.NDArray[np.bool_]]:
@@ -238,6 +249,7 @@ def _stretches(intervals: _Intervals, number: Table, lines: Table, slot_bits: in
     group, start = group[first], start[first]
     slot, (shift, masked, offset) = start & ((1 << slot_bits) - 1), lines[:, start >> slot_bits]
     stretches = np.stack((slot, np.add.reduceat(length, first), slot + offset, shift, masked))
+    stretches = stretches[:, _reading_order(stretches, group)]
     return stretches, np.concatenate(([0], np.cumsum(np.bincount(group))))
 
 

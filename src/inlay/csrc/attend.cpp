@@ -12,6 +12,8 @@ namespace inlay {
 namespace {
 
 constexpr int64_t kShortestSplit = 256;  // keys; below this, merging costs more than an idle thread
+constexpr size_t kFewRows = 32;          // of a block whose keys are split at fixed places; more than a draft has
+constexpr int64_t kFixedSplit = 384;     // keys there, if there are as many KV heads as threads
 constexpr int kTasksPerThread = 4;       // with fewer, threads often wait for the last task
 
 // The unit of cost is one key for one lane of the wide kernel. The narrow kernel reads a key from memory at a cost that
@@ -155,17 +157,21 @@ double Attention::cost_of(bool narrow, int64_t lanes, double keys) const {
   return kFixed * filled / 4 + static_cast<double>(filled) * keys;
 }
 
-// Cuts lanes into shares of a few tiles, and keys into splits if there would be too few tasks.
+// Cuts lanes into shares of a few tiles. The keys of few rows are split at fixed places, however many rows there are: so a
+// token has the same bits alone and with a draft. Those of many rows are split if there would be too few tasks.
 Attention::Cut Attention::cut_of(const Call& call, const Block& block, double most) const {
   const int64_t lanes = static_cast<int64_t>(block.rows.size()) * call.group(), keys = block.keys();
   const double usual = block.usual_keys();
-  Cut cut{is_narrow(block, call), false, lanes, 1, 0};
+  Cut cut{is_narrow(block, call), false, lanes, keys, 1, 0};
   if (!cut.narrow) cut.share = static_cast<int64_t>(variant_.wide_lanes) * variant_.tiles;
   while (!cut.narrow && cut.share > variant_.wide_lanes && cost_of(false, std::min(cut.share, lanes), usual) > most)
     cut.share /= 2;
   cut.cost = cost_of(cut.narrow, std::min(cut.share, lanes), usual);
-  if (cut.cost > most) cut.splits = std::min<int64_t>(static_cast<int64_t>(std::ceil(cut.cost / most)), keys / kShortestSplit);
-  cut.splits = std::max<int64_t>(cut.splits, 1);
+  if (block.rows.size() <= kFewRows)
+    cut.keys = std::max(kShortestSplit, kFixedSplit * call.kv_heads / threads_);
+  else if (cut.cost > most)
+    cut.keys = std::max(kShortestSplit, static_cast<int64_t>(static_cast<double>(keys) * most / cut.cost) + 1);
+  cut.splits = (keys + cut.keys - 1) / cut.keys;
   cut.cost /= static_cast<double>(cut.splits);
   cut.direct = block.alone && cut.splits == 1;
   return cut;
@@ -239,8 +245,8 @@ void Attention::add_tasks(const Call& call, const Slice& slice, int32_t number) 
         const int64_t end = std::min(lanes, lane + cut.share);
         const int64_t at = partial_[number] + ((head - slice.head_begin) * cut.splits + split) * lanes + lane;
         tasks_.push_back({number, head, static_cast<int32_t>(begin + lane), static_cast<int32_t>(begin + end),
-                          static_cast<int32_t>(keys * split / cut.splits),
-                          static_cast<int32_t>(keys * (split + 1) / cut.splits), cut.direct ? -1 : at});
+                          static_cast<int32_t>(split * cut.keys),
+                          static_cast<int32_t>(std::min(keys, (split + 1) * cut.keys)), cut.direct ? -1 : at});
       }
 }
 

@@ -54,7 +54,8 @@ class Attention {
   struct Cut {
     bool narrow, direct;  // direct: its tasks write the output themselves
     int64_t share;        // lanes of a task
-    int64_t splits;       // splits of its keys
+    int64_t keys;         // keys of a split; the last one may have fewer
+    int64_t splits;
     double cost;          // cost of one task
   };
   // Heads and rows with partial results in memory at the same time, and their ranges of tasks_ and merges_.

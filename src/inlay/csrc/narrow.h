@@ -1,15 +1,21 @@
 // The narrow kernel: a few lanes, each a query vector along the head dimension. Reading keys and values is the lower
 // bound of its time. The head dimension must be a multiple of VL (2 * VL if Paired).
+//
+// Without pairs, the numbers of a lane are added in the order of the wide kernel, so that a row has the same bits in both:
+// a score over the head dimension, weights and weighted values key by key. Keys are transposed for this.
 
-// T: see Wide. Integers are not dequantized: scales of keys are applied to the scores, and scales of values to the
-// weights.
+// T: see Wide.
 template <class T, bool Paired>
 struct Narrow {
-  static constexpr bool kScaled = std::is_same<T, int8_t>::value;
-  using Row = std::conditional_t<Paired, uint16_t, float>;  // type of keys in products
-  static constexpr bool kConverted = !std::is_same<Row, T>::value;
-  static constexpr int kBlock = 4;  // lanes that share loaded numbers
-  static constexpr int kRow = kKeys + VL;    // scores of a lane, with room for a vector that begins in the tile
+  static constexpr bool kInteger = std::is_same<T, int8_t>::value;
+  static constexpr bool kScaled = Paired && kInteger;  // read as integers: scales of keys are applied to the scores,
+                                                       // and scales of values to the weights
+  static constexpr int kKeyBytes = kInteger ? kScaleBytes : 0;  // of a key beside its numbers
+  static constexpr int kBlock = 4;                     // lanes that share loaded numbers
+  static constexpr int kSpan = (VL == 16 ? 2 : 4) * VL;  // keys that are transposed together
+  static constexpr int kDims = std::is_same<T, uint16_t>::value && VL <= 8 ? 2 * VL : VL;  // transposed together
+  static constexpr int kRow = kKeys + kSpan;           // scores of a lane, with room for a span that begins in the tile
+  static constexpr int kSlots = std::max(kNarrowLanes, VL);  // lanes, in whole vectors
 
   const Work& work;
   const int d, lanes;
@@ -18,8 +24,10 @@ struct Narrow {
   uint16_t* halves;             // rotated, as bf16
   float* sums;                  // (lanes, d)
   float* scores;                // (lanes, kRow)
-  Row* near;                    // (VL, d): converted keys, for several lanes
-  float top[kNarrowLanes], total[kNarrowLanes];
+  float* across;                // (d, keys of a span), if not Paired
+  uint16_t* near;               // (VL, d): integers as bf16, if kScaled
+  float top[kSlots], total[kSlots];
+  float value_scales[kKeys];    // of integers
   const float* lane_queries = nullptr;
   int32_t shift = 0;
   bool ready = false;
@@ -37,20 +45,21 @@ struct Narrow {
 
   Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
     const size_t size = static_cast<size_t>(lanes) * d;
-    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kRow + (kConverted ? VL * d : 0)) * sizeof(float) +
-                              8 * 64)};
+    const size_t floats = 4 * size + static_cast<size_t>(lanes) * kRow + (Paired ? VL : kSpan) * static_cast<size_t>(d);
+    Arena arena{scratch.take(floats * sizeof(float) + 8 * 64)};
     queries = arena.take<float>(size);
     turned = arena.take<float>(size);
     halves = arena.take<uint16_t>(size);
     sums = arena.take<float>(size);
     scores = arena.take<float>(static_cast<size_t>(lanes) * kRow);
-    near = kConverted ? arena.take<Row>(static_cast<size_t>(VL) * d) : nullptr;
+    across = Paired ? nullptr : arena.take<float>(static_cast<size_t>(kSpan) * d);
+    near = kScaled ? arena.take<uint16_t>(static_cast<size_t>(VL) * d) : nullptr;
     for (int lane = 0; lane < lanes; ++lane) {
       const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
       for (int i = 0; i < d; ++i) queries[lane * d + i] = element(from, work.call.query.type, i);
-      top[lane] = kNothing;
-      total[lane] = 0.0f;
     }
+    std::fill(top, top + kSlots, kNothing);
+    std::fill(total, total + kSlots, 0.0f);
     std::memset(sums, 0, size * sizeof(float));
   }
 
@@ -59,9 +68,16 @@ struct Narrow {
       turn(tile.segment[s].shift);
       score(tile, tile.segment[s]);
     }
-    float decay[kNarrowLanes];
-    for (int lane = 0; lane < lanes; ++lane) decay[lane] = weigh(tile, lane);
-    if constexpr (kScaled) scale_weights(tile);
+    float decay[kSlots];
+    weigh(tile, decay);
+    if constexpr (kInteger)
+      for (int key = 0; key < tile.count; ++key) value_scales[key] = scale_of(tile.values[key], d);
+    if constexpr (kScaled)
+      for (int lane = 0; lane < lanes; ++lane)
+        for (int key = 0; key < tile.count; ++key) {
+          total[lane] += scores[lane * kRow + key];
+          scores[lane * kRow + key] *= value_scales[key];
+        }
     if constexpr (VL == 16) {  // with 32 registers a value is converted once for all lanes
       switch (lanes) {
         case 5: return add_values<5>(tile, 0, decay);
@@ -105,34 +121,124 @@ struct Narrow {
       for (int i = 0; i < lanes * d; ++i) halves[i] = to_bf16(lane_queries[i]);
   }
 
-  // Pass 1: one vector of keys at a time for all lanes, while the keys are in the cache.
+  // Pass 1: scores of a segment's keys for all lanes. Results after the segment are overwritten or masked.
   void score(const Tile& tile, const Segment& segment) {
-    const bool converted = kScaled || (kConverted && lanes > 1);
-    for (int key = segment.begin; key < segment.end; key += VL) {
-      const char* keys[VL];
-      for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, segment.end - 1)];
-      vf scale = all(1.0f);
-      if constexpr (kScaled) {
-        float scales[VL];
-        for (int j = 0; j < VL; ++j) scales[j] = scale_of(keys[j], d);
-        scale = load(scales);
-      }
-      if constexpr (kConverted)
-        for (int j = 0; converted && j < VL; ++j) {
-          ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T) + (kScaled ? kScaleBytes : 0));
-          convert(reinterpret_cast<const T*>(keys[j]), near + static_cast<size_t>(j) * d);
-          keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * d);
-        }
-      for (int lane = 0; lane < lanes; ++lane) {  // results after the segment are overwritten or masked
-        const vf product = lane == 0 && !converted ? streamed(keys, key) : products(keys, lane);
-        store(scores + lane * kRow + key, kScaled ? product * scale : product);
+    if constexpr (Paired) {
+      for (int key = segment.begin; key < segment.end; key += VL) score_pairs(tile, key, segment.end);
+    } else {
+      switch (lanes) {
+        case 1: return score_few<1>(tile, segment);
+        case 2: return score_few<2>(tile, segment);
+        case 3: return score_few<3>(tile, segment);
+        default: return score_many(tile, segment);
       }
     }
   }
 
-  INLINE void convert(const T* from, float* to) const {
-    for (int i = 0; i < d; i += VL) store(to + i, load(from + i));
+  // B lanes with one vector of keys at a time, which stays in registers.
+  template <int B>
+  void score_few(const Tile& tile, const Segment& segment) {
+    const int step = std::max(1, d / kDims);
+    for (int key = segment.begin; key < segment.end; key += VL) {
+      const T* from[VL];
+      for (int j = 0; j < VL; ++j) from[j] = key_at(tile, std::min(key + j, segment.end - 1));
+      vf sum[B] = {};
+      for (int i = 0, n = 0; i < d; i += kDims, ++n) {
+        for (int j = n; j < VL; j += step)  // spread, because a processor waits for few lines at once
+          ask_ahead(ahead, &Tile::keys, key + j, 0, kKeyBytes + d * sizeof(T));
+        vf square[kDims];
+        lay_across(from, i, square);
+        add_dims<B>(square, i, sum, std::make_index_sequence<kDims>());
+      }
+      for (int b = 0; b < B; ++b) store(scores + b * kRow + key, sum[b]);
+    }
   }
+
+  template <int B, size_t... E>
+  INLINE void add_dims(const vf* square, int first, vf* sum, std::index_sequence<E...>) const {
+    const float* query = lane_queries + first;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) ((sum[b] += query[b * d + E] * square[E]), ...);
+  }
+
+  // All lanes with a span of keys at a time.
+  void score_many(const Tile& tile, const Segment& segment) {
+    constexpr int V = kSpan / VL;
+    for (int key = segment.begin; key < segment.end; key += kSpan) {
+      for (int v = 0; v < V; ++v) {
+        const T* from[VL];
+        for (int j = 0; j < VL; ++j) {
+          from[j] = key_at(tile, std::min(key + v * VL + j, segment.end - 1));
+          ask_ahead(ahead, &Tile::keys, key + v * VL + j, 0, kKeyBytes + d * sizeof(T));
+        }
+        for (int i = 0; i < d; i += kDims) {
+          vf square[kDims];
+          lay_across(from, i, square);
+          for (int e = 0; e < kDims; ++e) store(across + ((i + e) * V + v) * VL, square[e]);
+        }
+      }
+      int lane = 0;
+      for (; lane + 2 <= lanes; lane += 2) multiply<2, V>(lane, key);
+      if (lane < lanes) multiply<1, V>(lane, key);
+    }
+  }
+
+  static const T* key_at(const Tile& tile, int key) { return reinterpret_cast<const T*>(tile.keys[key]); }
+
+  // Dimensions first … first + kDims - 1 of VL keys, as fp32, each in one vector.
+  INLINE void lay_across(const T* const* from, int first, vf* square) const {
+    if constexpr (std::is_same<T, uint16_t>::value && VL <= 8) {  // pairs are transposed, and then separated
+      vf pairs[VL];
+      load_across(reinterpret_cast<const float* const*>(from), first / 2, pairs);
+      for (int e = 0; e < VL; ++e) {
+        square[2 * e] = reinterpret_cast<vf>(reinterpret_cast<vu>(pairs[e]) << 16);
+        square[2 * e + 1] = reinterpret_cast<vf>(reinterpret_cast<vu>(pairs[e]) & 0xffff0000u);
+      }
+    } else if constexpr (std::is_same<T, float>::value) {
+      load_across(from, first, square);
+    } else {
+      for (int j = 0; j < VL; ++j) {
+        square[j] = load(from[j] + first);
+        if constexpr (kInteger) square[j] *= scale_of(reinterpret_cast<const char*>(from[j]), d);
+      }
+      transpose<1>(square);
+    }
+  }
+
+  // B lanes with the keys that lie across.
+  template <int B, int V>
+  INLINE void multiply(int lane, int key) const {
+    vf sum[B][V] = {};
+    const float* at = across;
+    const float* query = lane_queries + static_cast<size_t>(lane) * d;
+    for (int i = 0; i < d; ++i, at += V * VL)
+      for (int b = 0; b < B; ++b)
+        for (int v = 0; v < V; ++v) sum[b][v] += query[b * d + i] * load(at + v * VL);
+    for (int b = 0; b < B; ++b)
+      for (int v = 0; v < V; ++v) store(scores + (lane + b) * kRow + key + v * VL, sum[b][v]);
+  }
+
+  // One vector of keys with products of bf16 pairs, while the keys are in the cache.
+  void score_pairs(const Tile& tile, int key, int end) {
+    const char* keys[VL];
+    for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, end - 1)];
+    vf scale = all(1.0f);
+    if constexpr (kScaled) {
+      float scales[VL];
+      for (int j = 0; j < VL; ++j) scales[j] = scale_of(keys[j], d);
+      scale = load(scales);
+      for (int j = 0; j < VL; ++j) {
+        ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T) + kScaleBytes);
+        convert(reinterpret_cast<const T*>(keys[j]), near + static_cast<size_t>(j) * d);
+        keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * d);
+      }
+    }
+    for (int lane = 0; lane < lanes; ++lane) {
+      const vf product = lane == 0 && !kScaled ? streamed(keys, key) : products(keys, lane);
+      store(scores + lane * kRow + key, kScaled ? product * scale : product);
+    }
+  }
+
   INLINE void convert(const int8_t* from, uint16_t* to) const {
 #ifdef INLAY_PAIRS
     for (int i = 0; i < d; i += 2 * VL)
@@ -140,86 +246,72 @@ struct Narrow {
 #endif
   }
 
-  void scale_weights(const Tile& tile) {
-    float scales[kKeys];
-    for (int key = 0; key < tile.count; ++key) scales[key] = scale_of(tile.values[key], d);
-    for (int lane = 0; lane < lanes; ++lane)
-      for (int key = 0; key < tile.count; ++key) scores[lane * kRow + key] *= scales[key];
-  }
-
   // The first lane's query with VL keys, one after another as they arrive from memory.
   INLINE vf streamed(const char* const* keys, int key) const {
-    vf sum[VL];
+    vf sum[VL] = {};
+#ifdef INLAY_PAIRS
 #pragma GCC unroll 16
     for (int j = 0; j < VL; ++j) {
       ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T));
-      vf one = {};
-      if constexpr (Paired) {
-#ifdef INLAY_PAIRS
-        for (int i = 0; i < d; i += 2 * VL)
-          one = (vf)_mm512_dpbf16_ps((__m512)one, (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i),
-                                     (__m512bh)_mm512_loadu_si512(halves + i));
-#endif
-      } else {
-        for (int i = 0; i < d; i += VL) one += load(reinterpret_cast<const T*>(keys[j]) + i) * load(lane_queries + i);
-      }
-      sum[j] = one;
+      for (int i = 0; i < d; i += 2 * VL)
+        sum[j] = (vf)_mm512_dpbf16_ps((__m512)sum[j], (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i),
+                                      (__m512bh)_mm512_loadu_si512(halves + i));
     }
+#endif
     return sum_each(sum);
   }
 
   // One lane's query with VL keys that are in the cache by now.
   INLINE vf products(const char* const* keys, int lane) const {
     vf sum[VL] = {};
-    if constexpr (Paired) {
 #ifdef INLAY_PAIRS
-      for (int i = 0; i < d; i += 2 * VL) {
-        const auto q = (__m512bh)_mm512_loadu_si512(halves + static_cast<size_t>(lane) * d + i);
+    for (int i = 0; i < d; i += 2 * VL) {
+      const auto q = (__m512bh)_mm512_loadu_si512(halves + static_cast<size_t>(lane) * d + i);
 #pragma GCC unroll 16
-        for (int j = 0; j < VL; ++j)
-          sum[j] = (vf)_mm512_dpbf16_ps((__m512)sum[j], (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i), q);
-      }
-#endif
-    } else {
-      for (int i = 0; i < d; i += VL) {
-        const vf q = load(lane_queries + static_cast<size_t>(lane) * d + i);
-#pragma GCC unroll 16
-        for (int j = 0; j < VL; ++j) sum[j] += load(reinterpret_cast<const Row*>(keys[j]) + i) * q;
-      }
+      for (int j = 0; j < VL; ++j)
+        sum[j] = (vf)_mm512_dpbf16_ps((__m512)sum[j], (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i), q);
     }
+#endif
     return sum_each(sum);
   }
 
-  // Pass 2 for one lane. Returns the factor of its sums so far.
-  float weigh(const Tile& tile, int lane) {
+  // Pass 2: from scores to weights, and the factor of each lane's sums so far.
+  void weigh(const Tile& tile, float* decay) {
     const Options& options = work.call.options;
-    float* score = scores + lane * kRow;
-    for (int key = tile.count; key % VL; ++key) score[key] = 0.0f;
+    const float factor = factor_of(options);
     const int count = (tile.count + VL - 1) / VL * VL;
-    const int32_t position = work.position_of(lane);
-    const float slope = options.slopes ? options.slopes[work.head_of(lane)] * kLog2E : 0.0f;
-    vf highest = all(kNothing);
+    float highest[kSlots] = {};
+    for (int lane = 0; lane < lanes; ++lane) {
+      float* score = scores + lane * kRow;
+      std::fill(score + tile.count, score + count, -std::numeric_limits<float>::infinity());
+      if (tile.masked || is_changed(options)) prepare(tile, lane, count);
+      vf most = load(score);
+      for (int key = VL; key < count; key += VL) most = larger(most, load(score + key));
+      highest[lane] = largest_of(most);
+    }
+    for (int slot = 0; slot < kSlots; slot += VL) {
+      const vf before = load(top + slot), now = larger(before, load(highest + slot) * factor);
+      store(decay + slot, exp2_of(before - now));
+      store(top + slot, now);
+    }
+    for (int lane = 0; lane < lanes; ++lane) {
+      float* score = scores + lane * kRow;
+      const vf now = all(top[lane]);
+      for (int key = 0; key < count; key += VL) store(score + key, exp2_of(load(score + key) * factor - now));
+    }
+    for (int slot = 0; slot < kSlots; slot += VL) store(total + slot, load(total + slot) * load(decay + slot));
+  }
+
+  void prepare(const Tile& tile, int lane, int count) {
+    const Options& options = work.call.options;
+    const vi position = all_int(work.position_of(lane));
+    const vf slope = all(options.slopes ? options.slopes[work.head_of(lane)] * kLog2E : 0.0f);
+    float* score = scores + lane * kRow;
     for (int key = 0; key < count; key += VL) {
-      vf s = load(score + key) * options.scale;
-      if (options.softcap) s = options.softcap * tanh_of(s / options.softcap);
-      s *= kLog2E;
-      if (options.slopes) s -= slope * __builtin_convertvector(position - load_int(tile.position + key), vf);
+      const vf s = changed(options, load(score + key), slope, position - load_int(tile.position + key));
       const vi seen = (load_int(tile.from + key) <= position) & (load_int(tile.until + key) > position);
-      s = seen ? s : all(-std::numeric_limits<float>::infinity());
-      highest = larger(highest, s);
-      store(score + key, s);
+      store(score + key, seen ? s : all(-std::numeric_limits<float>::infinity()));
     }
-    const float now = std::max(top[lane], largest_of(highest));
-    const float decay = std::exp2(top[lane] - now);
-    vf sum = {};
-    for (int key = 0; key < count; key += VL) {
-      const vf weight = exp2_of(load(score + key) - now);
-      sum += weight;
-      store(score + key, weight);
-    }
-    top[lane] = now;
-    total[lane] = total[lane] * decay + sum_of(sum);
-    return decay;
   }
 
   // Pass 3 for B lanes.
@@ -234,19 +326,27 @@ struct Narrow {
   template <int B, int C>
   INLINE void add_columns(const Tile& tile, int lane, int first, const float* decay) {
     vf sum[B][C];
+    float weights[B];  // their sum is a chain of additions, which costs nothing beside the products
+    for (int b = 0; b < B; ++b) weights[b] = total[lane + b];
     for (int b = 0; b < B; ++b)
       for (int c = 0; c < C; ++c) sum[b][c] = load(sums + static_cast<size_t>(lane + b) * d + first + c * VL) * decay[lane + b];
     for (int key = 0; key < tile.count; ++key) {
       const T* at = reinterpret_cast<const T*>(tile.values[key]) + first;
       if (lane == 0) ask_ahead(ahead, &Tile::values, key, first * sizeof(T), C * VL * sizeof(T));
       vf value[C];
-      for (int c = 0; c < C; ++c) value[c] = load(at + c * VL);
+      for (int c = 0; c < C; ++c) {
+        value[c] = load(at + c * VL);
+        if constexpr (kInteger && !Paired) value[c] *= value_scales[key];
+      }
       for (int b = 0; b < B; ++b) {
         const float weight = scores[(lane + b) * kRow + key];
+        weights[b] += weight;
         for (int c = 0; c < C; ++c) sum[b][c] += weight * value[c];
       }
     }
     for (int b = 0; b < B; ++b)
       for (int c = 0; c < C; ++c) store(sums + static_cast<size_t>(lane + b) * d + first + c * VL, sum[b][c]);
+    if (!kScaled && first + C * VL == d)
+      for (int b = 0; b < B; ++b) total[lane + b] = weights[b];
   }
 };

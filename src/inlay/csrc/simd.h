@@ -132,6 +132,29 @@ vf sum_each(vf* rows) {
 }
 #endif
 
+// Element first + e of VL rows goes to square[e].
+INLINE void load_across(const float* const* rows, int first, vf* square) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // halves are joined as they are loaded: only cheap shuffles are left
+#pragma GCC unroll 2
+  for (int part = 0; part < 2; ++part) {
+    __m256 both[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j)
+      both[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[j] + first + 4 * part)),
+                                     _mm_loadu_ps(rows[j + 4] + first + 4 * part), 1);
+    const __m256d a = (__m256d)_mm256_unpacklo_ps(both[0], both[1]), b = (__m256d)_mm256_unpacklo_ps(both[2], both[3]);
+    const __m256d c = (__m256d)_mm256_unpackhi_ps(both[0], both[1]), e = (__m256d)_mm256_unpackhi_ps(both[2], both[3]);
+    square[4 * part] = (vf)_mm256_unpacklo_pd(a, b);
+    square[4 * part + 1] = (vf)_mm256_unpackhi_pd(a, b);
+    square[4 * part + 2] = (vf)_mm256_unpacklo_pd(c, e);
+    square[4 * part + 3] = (vf)_mm256_unpackhi_pd(c, e);
+  }
+#else
+  for (int j = 0; j < VL; ++j) square[j] = load(rows[j] + first);
+  transpose<1>(square);
+#endif
+}
+
 // To bf16, to nearest, ties to even; NaN stays NaN.
 INLINE vh narrowed(vf v) {
   const vu bits = reinterpret_cast<vu>(v);

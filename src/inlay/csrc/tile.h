@@ -122,6 +122,22 @@ class Cursor {
   int32_t key_ = 0;
 };
 
+// Whether a score is changed before the softmax otherwise than by a factor. (A scale of 0 would make NaN of a masked score.)
+INLINE bool is_changed(const Options& options) { return options.softcap || options.slopes || options.scale == 0.0f; }
+
+// The factor that makes log2 weights of scores, or of changed scores.
+INLINE float factor_of(const Options& options) { return is_changed(options) ? 1.0f : options.scale * kLog2E; }
+
+// A score with soft cap and ALiBi, as log2 weight; distance: positions from the key to the row.
+INLINE vf changed(const Options& options, vf score, vf slope, vi distance) {
+  if (!is_changed(options)) return score;
+  vf s = score * options.scale;
+  if (options.softcap) s = options.softcap * tanh_of(s / options.softcap);
+  s *= kLog2E;
+  if (options.slopes) s -= slope * __builtin_convertvector(distance, vf);
+  return s;
+}
+
 // Passes all tiles to a kernel in order, each with the next one, so that its memory can be prefetched.
 template <class Kernel>
 void for_each_tile(const Work& work, const Extent& rows, Kernel& kernel) {

@@ -261,11 +261,9 @@ struct Wide {
   // Pass 2: from scores to weights, and the factor of the sums so far.
   void weigh(const Tile& tile, int count, int t, vf* decay) {
     const Options& options = work.call.options;
-    const bool plain = !options.softcap && !options.slopes && !needs_mask(tile, count, extents[t]);
-    const float scale = options.scale * kLog2E;
+    const float factor = factor_of(options);
     float* score = scores + static_cast<size_t>(t) * (kKeys + MR) * kLanes;
-    if (!plain) prepare(tile, count, t, score);
-    const float factor = plain ? scale : 1.0f;
+    if (is_changed(options) || needs_mask(tile, count, extents[t])) prepare(tile, count, t, score);
     for (int v = 0; v < N; ++v) {
       const int lane = t * kLanes + v * VL;
       vf highest = load(score + v * VL);
@@ -306,22 +304,16 @@ struct Wide {
     return false;
   }
 
-  // Scale, soft-cap, ALiBi and mask; scores become log2 weights.
+  // Soft cap, ALiBi and mask.
   void prepare(const Tile& tile, int count, int t, float* score) const {
-    const Options& options = work.call.options;
-    const float cap = options.softcap;
     const vf never = all(-std::numeric_limits<float>::infinity());
     for (int v = 0; v < N; ++v) {
       const vi position = load_int(positions + t * kLanes + v * VL);
       const vf slope = load(slopes + t * kLanes + v * VL);
       for (int key = 0; key < count; ++key) {
         float* at = score + key * kLanes + v * VL;
-        vf s = load(at) * options.scale;
-        if (cap) s = cap * tanh_of(s / cap);
-        s *= kLog2E;
-        if (options.slopes) s -= slope * __builtin_convertvector(position - tile.position[key], vf);
-        s = ((position >= tile.from[key]) & (position < tile.until[key])) ? s : never;
-        store(at, s);
+        const vf s = changed(work.call.options, load(at), slope, position - tile.position[key]);
+        store(at, ((position >= tile.from[key]) & (position < tile.until[key])) ? s : never);
       }
     }
   }
