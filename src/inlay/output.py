@@ -365,6 +365,8 @@ class AnswerState:
         for at in range(len(self.token_ids) - event.start, len(event.token_ids)):
             self._take(event, at)
             if stream.stopped is not None:
+                # of the tokens behind the stop, the last one comes from the model and the others from a draft
+                self.accepted = max(0, self.accepted - max(0, len(event.token_ids) - at - 2))
                 self._end("stop", stream.stopped)
                 return event.finish_reason is None
         if event.finish_reason is not None:
@@ -460,10 +462,11 @@ class RequestState:
             if event.embedding is not None:
                 self._embedding = struct.unpack(f"<{len(event.embedding) // 4}f", event.embedding)
             answer = self.answers[event.index]
-            if event.error is not None:
-                answer.error = answer.error or event.error.exception()
-            elif answer.add(event):
+            # a stop string in the tokens comes before the error
+            if (event.token_ids or event.error is None) and answer.add(event):
                 self._finish(event.request_id, event.index)
+            if event.error is not None and not answer.ended:
+                answer.error = event.error.exception()
             if answer.ended:
                 self.failure = self.failure or answer.error
                 left, self._left = self._left, sum(not each.ended for each in self.answers)

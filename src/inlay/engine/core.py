@@ -332,9 +332,10 @@ class EngineCore:
         """End the tasks of a failed pass; see ``step``. Raises the error again if it interrupts the caller."""
         failed = list(dict.fromkeys(owners))
         stops = interruptible and not isinstance(error, Exception)
-        for request in failed:
+        for request in failed:  # all of them first: the store keeps nothing of a failed request
             interrupted = AbortedError(f"request {request.id}: its pass was interrupted")
             request.error = interrupted if stops else fault_of(error)
+        for request in failed:
             self.release(request)
         if stops:
             raise error

@@ -11,7 +11,7 @@ Commands run
 - before the next step, on a dedicated thread;
 - at once on callers' threads if the lock is free, else by its holder after the step.
 
-Posting never blocks, so finalizers may post. ``run`` and ``pump`` wait for the lock. Inside a step they raise an error
+Ctrl-C waits for the end of a step or command. Posting never blocks, so finalizers may post. ``run`` and ``pump`` wait for the lock. Inside a step they raise an error
 instead of a deadlock.
 
 An engine ends once: by ``stop``, or by a permanent fault. Running requests then receive the error, posted commands run
@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from inlay.engine.core import Command, EngineCore, Inbox, fault_of
 from inlay.engine.encoder import Task
+from inlay.engine.interrupts import HeldInterrupts
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, EngineDeadError, InlayError, ParameterError
 from inlay.wording import fault_in_words
@@ -325,11 +326,12 @@ class EngineThread:
             try:
                 if self._inside:
                     return
-                self._inside = True
-                try:
-                    self._inbox.carry_out()
-                finally:
-                    self._inside = False
+                with HeldInterrupts():
+                    self._inside = True
+                    try:
+                        self._inbox.carry_out()
+                    finally:
+                        self._inside = False
             finally:
                 self._turn.release()
 
@@ -343,12 +345,13 @@ class EngineThread:
                 if self._inside:
                     raise InlayError(_INSIDE, code="engine.inside")
                 self.check_open()
-                self._inside = True
-                try:
-                    self._inbox.carry_out()
-                    return work()
-                finally:
-                    self._inside = False
+                with HeldInterrupts():
+                    self._inside = True
+                    try:
+                        self._inbox.carry_out()
+                        return work()
+                    finally:
+                        self._inside = False
         finally:
             self._serve()  # posted meanwhile
 

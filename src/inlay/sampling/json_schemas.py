@@ -299,7 +299,9 @@ class _Writer:
         whole = made.get("type") == "integer"
         for key, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
             given = made.get(key)
-            if not isinstance(given, int | float) or isinstance(given, bool) or not math.isfinite(given):
+            if not isinstance(given, int | float) or isinstance(given, bool):
+                continue
+            if isinstance(given, float) and not math.isfinite(given):
                 continue
             bound = Decimal(repr(given) if isinstance(given, float) else given) * sign  # as if all were minimums
             largest = _LARGEST_INTEGER if whole else _LARGEST_NUMBER
@@ -324,7 +326,7 @@ class _Writer:
             if not isinstance(count, int) or isinstance(count, bool) or count <= _LONGEST_TEXT:
                 continue
             if key.startswith("min"):
-                raise GrammarError(f"{_at((*path, key))}it is {count}; a grammar can hold {_LONGEST_TEXT:,} at most")
+                raise GrammarError(f"{_at((*path, key))}it is {count!r:.40}; a grammar can hold {_LONGEST_TEXT:,} at most")
             if key == "maxLength":
                 made[key] = _LONGEST_TEXT
 

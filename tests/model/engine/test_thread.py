@@ -16,6 +16,7 @@ import pytest
 
 from inlay import LLM, AsyncLLM, EngineDeadError, InlayError, SamplingParams, Schema
 from inlay.engine import core as engine_module
+from inlay.engine import interrupts
 from inlay.engine.core import Command, Inbox
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_cost import LONE
@@ -100,6 +101,45 @@ def test_stream_collected_inside_a_step_is_released_safely(llm, monkeypatch, mom
         gc.enable()
     assert [output.outputs[0].token_ids for output in outputs] == expected
     check_nothing_held(llm)
+
+
+@pytest.mark.parametrize("presses", [1, 3])
+@pytest.mark.parametrize("moment", ["admission", "before the model", "behind the model", "sampling"])
+def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, moment, presses):
+    """Tokens that count as computed are computed, and other callers get their answers."""
+    prompts = ["Hello " * 40, "Another prompt"]
+    expected = [answer(llm, prompt) for prompt in prompts]
+    llm.store.clear()
+    other = llm.stream(prompts[1], GREEDY)
+    next(other)
+
+    def press() -> None:
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+
+    inside(monkeypatch, moment, press)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts[0], GREEDY)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [output.outputs[0].token_ids for output in other][-1] == expected[1]
+    assert answer(llm, prompts[0]) == expected[0]
+    check_nothing_held(llm)
+
+
+def test_ctrl_c_ends_a_step_that_hangs(llm, monkeypatch):
+    monkeypatch.setattr(interrupts, "_PATIENCE_S", 0.0)
+    went_on: list[bool] = []
+
+    def press() -> None:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.001)
+        went_on.append(True)
+
+    inside(monkeypatch, "before the model", press)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("Hello", GREEDY)
+    assert not went_on
 
 
 def test_streams_in_reference_cycles_are_released_safely(llm):

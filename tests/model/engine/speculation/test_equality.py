@@ -16,6 +16,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine import forward
+from inlay.engine.request import Request
 from inlay.engine.speculator import Speculator
 from inlay.types import RequestOutput
 from tests.adapters import write_adapter
@@ -197,3 +198,42 @@ def test_wrongly_accepted_token_is_detected(monkeypatch, tmp_path):
     monkeypatch.setattr(forward, "agrees", lambda draft, number, token: number < len(draft.tokens))
     with pytest.raises(AssertionError):
         compare("llama", SETTINGS[0], 1, 30, tmp_path, planted=True)
+
+
+def drafting(answer: Sequence[int] | None, prompt: str, **parameters: Any) -> RequestOutput:
+    """The answer to a prompt, with this draft in its first pass behind the prompt; None for no drafts."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, speculation="lookup" if answer else "off")
+    params = SamplingParams(temperature=0, max_tokens=40, **parameters)
+    if answer is not None:
+        name = (tuple(llm.encoder.text(prompt)), params.seed, 0)
+        llm.local.engine.speculator = Certain({name: answer}, 0)
+    (output,) = llm.generate([prompt], [params])
+    return output
+
+
+class Certain(Planted):
+    """Drafts the whole answer."""
+
+    def _draft(self, request: Request) -> list[int]:
+        coming = self._answers[(request.ids, request.params.seed, request.index)]
+        return list(coming[len(request.token_ids) :])[: max(0, request.sampling.limit - len(request.token_ids) - 1)]
+
+
+def test_tokens_behind_a_stop_string_do_not_count_as_accepted():
+    whole = drafting(None, "abcdefgh abcdefgh abcd").outputs[0]
+    stop = whole.text[2:4]
+    alone = drafting(None, "abcdefgh abcdefgh abcd", stop=[stop])
+    output = drafting(whole.token_ids, "abcdefgh abcdefgh abcd", stop=[stop])
+    assert contents(output, 1e-4) == contents(alone, 1e-4)
+    said = len(output.outputs[0].token_ids)
+    assert output.usage.accepted_tokens == said - 1 < output.usage.drafted_tokens
+
+
+def test_a_stop_string_in_a_draft_comes_before_the_error_of_a_later_row():
+    """Behind "abcdef" the grammar wants "g", which is not allowed."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, speculation="off")
+    limits = {"structured_outputs": {"regex": "abcdefgh"}, "allowed_token_ids": llm.encoder.text("abcdef")}
+    expected = drafting(None, "abcdefgh", stop=["f"], **limits)
+    output = drafting(llm.encoder.text("abcdefgh"), "abcdefgh", stop=["f"], **limits)
+    assert contents(output, 1e-4) == contents(expected, 1e-4)
+    assert output.usage.accepted_tokens > 0
