@@ -16,9 +16,8 @@ _PATIENCE_S = 10.0
 class HeldInterrupts:
     """A context in which Ctrl-C waits for the end of the block.
 
-    Python raises KeyboardInterrupt between any two lines. In the middle of a step, this would leave tokens that count as
-    computed and never were. Has no effect outside of the main thread, which alone gets signals, or without a handler
-    in Python.
+    Python raises KeyboardInterrupt between any two lines. In the middle of a step, this would leave tokens that count
+    as computed and never were. Other threads than the main one get no signals, so nothing changes there.
     """
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ Commands run
 - before the next step, on a dedicated thread;
 - at once on callers' threads if the lock is free, else by its holder after the step.
 
-Ctrl-C waits for the end of a step or command. Posting never blocks, so finalizers may post. ``run`` and ``pump`` wait for the lock. Inside a step they raise an error
-instead of a deadlock.
+Posting never blocks, so finalizers may post. ``run`` and ``pump`` wait for the lock. Inside a step they raise an error
+instead of a deadlock. Ctrl-C waits for the end of a step or of commands.
 
 An engine ends once: by ``stop``, or by a permanent fault. Running requests then receive the error, posted commands run
 or fail, and later calls are refused with the reason.

@@ -326,7 +326,9 @@ class _Writer:
             if not isinstance(count, int) or isinstance(count, bool) or count <= _LONGEST_TEXT:
                 continue
             if key.startswith("min"):
-                raise GrammarError(f"{_at((*path, key))}it is {count!r:.40}; a grammar can hold {_LONGEST_TEXT:,} at most")
+                raise GrammarError(
+                    f"{_at((*path, key))}it is {count!r:.40}; a grammar can hold {_LONGEST_TEXT:,} at most"
+                )
             if key == "maxLength":
                 made[key] = _LONGEST_TEXT
 

@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import h11
 import uvicorn
@@ -311,22 +311,38 @@ def drop_sleepers(listener: socket.socket, seconds: float) -> None:
             listener.setsockopt(socket.IPPROTO_TCP, option, min(int(seconds * 1000), _LONGEST_MS))
 
 
-class _OneLength(h11.Connection):
-    """h11's connection that refuses a request with two different lengths of its body (RFC 9112, 6.1).
+class _CheckedHeads(h11.Connection):
+    """h11's connection that refuses a request with two lengths of its body (RFC 9112, 6.1), or with a long head.
 
     A proxy that believes the other length could take the bytes after the body for a part of it, or the reverse. The
     text of one client would then become a request of another.
+
+    Args:
+        most: the bytes of a head. h11 itself counts only those of a head that is not complete yet.
     """
 
     #: The error of the last request; None if h11 refused it.
     refusal: str | None = None
 
+    def __init__(self, most: int) -> None:
+        super().__init__(h11.SERVER, most)
+        self._most = most
+
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
-        if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
-            self.refusal = "The request has both Content-Length and Transfer-Encoding; send one of them."
-            raise h11.RemoteProtocolError(self.refusal)
+        if isinstance(event, h11.Request):
+            if {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+                self._refuse("The request has both Content-Length and Transfer-Encoding; send one of them.")
+            if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > self._most:
+                self._refuse(f"The request line and headers have more than {self._most:,} bytes; send fewer.")
         return event
+
+    def _refuse(self, why: str) -> NoReturn:
+        self.refusal = why
+        raise h11.RemoteProtocolError(why)
+
+
+_LONGEST_HEAD = 16 << 10  # bytes
 
 
 class PromptHeads(H11Protocol):
@@ -341,11 +357,10 @@ class PromptHeads(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *args: Any, **others: Any) -> None:
         super().__init__(config, *args, **others)
-        size = config.h11_max_incomplete_event_size
-        self.conn = _OneLength(h11.SERVER) if size is None else _OneLength(h11.SERVER, size)
+        self.conn = _CheckedHeads(config.h11_max_incomplete_event_size or _LONGEST_HEAD)
 
     def send_400_response(self, msg: str) -> None:
-        assert isinstance(self.conn, _OneLength), "it was made above"
+        assert isinstance(self.conn, _CheckedHeads), "it was made above"
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # its body is malformed, so the application is to send nothing more
             self.cycle.message_event.set()

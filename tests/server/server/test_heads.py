@@ -80,6 +80,16 @@ def test_idle_connection_is_kept_between_requests(port: int):
     assert answer.count(b"HTTP/1.1 200") == 2
 
 
+@pytest.mark.parametrize(("long", "status"), [(15_000, b"200"), (17_000, b"400"), (100_000, b"400")])
+@pytest.mark.parametrize("place", ["target", "header"])
+def test_a_head_has_at_most_16_kib_even_in_one_write(port: int, place: str, long: int, status: bytes):
+    filler, end = b"a" * long, b"\r\nConnection: close\r\n\r\n"
+    target, header = (b"/?x=" + filler, b"") if place == "target" else (b"/", b"\r\nX-Long: " + filler)
+    closed, answer = ended(port, b"GET " + target + b" HTTP/1.1\r\nHost: x" + header + end)
+    assert closed
+    assert answer.startswith(b"HTTP/1.1 " + status + b" ")
+
+
 def _post(*heads: str, body: str = "") -> bytes:
     return "\r\n".join(("POST / HTTP/1.1", "Host: x", *heads, "", body)).encode()
 
