@@ -25,7 +25,7 @@ _MOST_PARTIALS = 64 * 2**20
 _OF_A_THREAD = 2**22  # scratch memory of one thread: a few tiles of queries and sums
 _DTYPES = (torch.float32, torch.bfloat16)
 _TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_DTYPES, torch.int8)}  # names in the kernel
-_STILL = Rotary(torch.zeros(1))  # UNTURNED for the kernel, which rotates at least one pair: by zero here
+_STILL = Rotary(torch.zeros(1))  # stands for UNTURNED: the kernel rotates at least one pair, here by zero
 
 
 class CpuBackend:
@@ -114,7 +114,7 @@ class CpuBackend:
     def stored(
         self, pool: KVStorage, layer: int, options: AttentionOptions
     ) -> tuple[tuple[Any, Any, int, Any], list[Tensor]]:
-        """Return a layer's arguments of that call.
+        """Return a layer's arguments of the call for all layers (csrc/decoder.cpp).
 
         Returns:
             Keys, values, number of slots and options, and the tensors of the options. The arguments are valid as long

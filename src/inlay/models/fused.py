@@ -145,9 +145,7 @@ class FusedAttention(nn.Module):
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run like the stock module. Returns (batch, rows, width) and the implementation's attention weights, if
-        any.
-        """
+        """Run like the stock module. Returns (batch, rows, width) and the attention weights, if there are any."""
         batch, rows, _ = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch * rows, -1, self.head_dim)
         self._turn(qkv, *position_embeddings)

@@ -98,8 +98,7 @@ class Int4Linear(_QuantizedLinear):
 
     Args:
         weight: (out_features, in_features), divisible as ``fits`` says. It is not kept. A weight stored on this grid
-            keeps
-            its numbers, scales and zeros.
+            keeps its numbers, scales and zeros.
         bias: (out_features,) or None.
         dtype: The dtype to compute in. None: that of the weight.
     """

@@ -100,9 +100,7 @@ class Families:
         self.shifted_tokens = count("prompt_tokens_shifted", "Cached tokens that were read at another offset.")
         self.missed_tokens = {reason: missed.labels(model, ENGINE, reason) for reason in MISS_REASONS}
         self.duplicate_tokens = count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before.")
-        self.recomputed_tokens = count(
-            "prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."
-        )
+        self.recomputed_tokens = count("prompt_tokens_repaired", "Module tokens recomputed by selective recomputation.")
         self.selecting_tokens = count("selecting_tokens", "Passes of one token made to choose recomputed tokens.")
         self.fell_back = count("prompts_fell_back", "Prompts that got a safer policy than they asked for.")
         self.first_token = time(
@@ -309,7 +307,7 @@ class EngineCollector(Collector):
         """Yield the draft tokens by the text they were found in."""
         for name, says, counts in (
             ("draft_tokens", "Draft tokens that were computed.", stats.drafted_tokens),
-            ("draft_tokens_accepted", "Those of them that answers have.", stats.accepted_tokens),
+            ("draft_tokens_accepted", "Draft tokens that were accepted.", stats.accepted_tokens),
         ):
             family = CounterMetricFamily(PREFIX + name, says, labels=("model_name", "engine", "source"))
             found = dict(counts)
@@ -318,7 +316,7 @@ class EngineCollector(Collector):
             yield family
 
     def _store_misses(self, name: str, store: str, tier: TierStats) -> Metric:
-        says = f"Segments that the {store} was thought to have and did not give."
+        says = f"Segments that were expected in the {store} and not found."
         family = CounterMetricFamily(PREFIX + name, says, labels=("model_name", "engine", "reason"))
         counts = dict(tier.misses)
         for reason in STORE_MISSES:

@@ -74,8 +74,7 @@ def in_turns(meters: Mapping[str, Meter], runs: int, progress: Progress | None =
     """Run each meter in turns, ``runs`` times or more if they are short, and return the medians.
 
     Every turn has its own order, because earlier work leaves caches and threads in some state. A first turn warms up
-    and
-    does not count. A meter that took more than ten seconds in that turn is not repeated.
+    and does not count. A meter that took more than ten seconds in that turn is not repeated.
 
     Args:
         progress: Called with the number of turns done and their total.

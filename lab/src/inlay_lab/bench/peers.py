@@ -90,7 +90,7 @@ class Words:
 
 
 class Rows:
-    """The meters of an engine's rows. They return seconds: of a first token, of one token, or of a batch."""
+    """The meters of an engine's rows. Each returns the seconds of a first token, of one token or of a batch."""
 
     def __init__(self, peer: Peer, setting: PeersSetting, words: Words) -> None:
         self.peer, self._setting, self._words = peer, setting, words

@@ -34,11 +34,11 @@ class Settings:
     Attributes:
         threads: of the processor.
         longest: tokens of the longest prompt with its answer.
-        own: the most of these tokens that a prompt does not share with the others beside it.
+        own: the most of these tokens that the other prompts do not share.
         most: prompts at once.
         model: as inlay takes it.
-        folder: a checkpoint; without weights, the engine draws random ones.
-        gguf: the same model as a GGUF file.
+        folder: a checkpoint. If it has no weights, the engine draws random ones.
+        gguf: the path of a GGUF file of the same model.
         dtype: of the weights, for engines that can choose.
         device_share: the share of a GPU's memory to use. None for the processor.
     """
@@ -186,19 +186,19 @@ class Vllm(Engine):
 
 
 class VllmEager(Vllm):
-    """The same without compilation, which is faster for some shapes."""
+    """vLLM without compilation, which is faster for some shapes."""
 
     eager = True
 
 
 class VllmFloat32(Vllm):
-    """The same in float32, which is faster than bfloat16 on processors with AVX2 alone."""
+    """vLLM in float32, which is faster than bfloat16 on processors with AVX2 alone."""
 
     dtype = "float32"
 
 
 class VllmEagerFloat32(VllmEager):
-    """Both."""
+    """vLLM in float32, without compilation."""
 
     dtype = "float32"
 

@@ -80,8 +80,7 @@ class Cost:
     """The least work of a model's steps.
 
     Operations: two for every weight of a layer and token, two for every weight of the output layer and row of logits,
-    and
-    those of attention. Bytes: the weights once a step, and every distinct key and value once.
+    and those of attention. Bytes: the weights once a step, and every distinct key and value once.
 
     Attributes:
         body, head: Number of weights outside and in the output layer.
@@ -101,8 +100,7 @@ class Cost:
         """The costs of an engine's model, or None if they cannot be counted.
 
         A sliding window shorter than the longest request lets layers read fewer keys than counted. Quantized weights
-        have fewer
-        bytes, and products of another kind.
+        have fewer bytes, and products of another kind.
 
         Args:
             longest: Tokens of the longest request.
