@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
+from inlay.attention.cpu import instruction_sets
 from inlay.engine import forward
 from inlay.engine.request import Request
 from inlay.engine.speculator import Speculator
+from inlay.models.load import load_model
 from inlay.types import RequestOutput
 from tests.adapters import write_adapter
 from tests.conftest import CONFIGS, tiny
@@ -237,3 +239,24 @@ def test_a_stop_string_in_a_draft_comes_before_the_error_of_a_later_row():
     output = drafting(llm.encoder.text("abcdefgh"), "abcdefgh", stop=["f"], **limits)
     assert contents(output, 1e-4) == contents(expected, 1e-4)
     assert output.usage.accepted_tokens > 0
+
+
+@pytest.mark.skipif(instruction_sets()[:1] in ([], ["avx512bf16"]), reason="its rows are not added in one order")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_lone_answer_of_a_quantized_model_has_the_same_bits_with_drafts(quantization, kv_cache_dtype):
+    loaded = load_model("random:tiny", dtype="bfloat16", quantization=quantization)
+    if loaded.model.model.layers[0].mlp.down.product() is None:
+        pytest.skip("PyTorch multiplies quantized weights on this processor")
+    common: dict[str, Any] = {"kv_memory": "16MiB", "seed": 0, "promotion_memory": 0, "kv_cache_dtype": kv_cache_dtype}
+    alone, llm = LLM(loaded, speculation="off", **common), LLM(loaded, speculation="lookup", **common)
+    for number in range(6):
+        prompt = f"{number}: " + "a text that is longer than a few tiles of keys, " * (2 + 5 * number)
+        params = SamplingParams(temperature=number % 2, seed=number, max_tokens=60, ignore_eos=True, logprobs=0)
+        (expected,) = alone.generate([prompt], [params])
+        name = (expected.prompt_token_ids, params.seed, 0)
+        llm.local.engine.speculator = Planted({name: expected.outputs[0].token_ids}, loaded.spec.vocab_size, number)
+        (found,) = llm.generate([prompt], [params])
+        assert found.usage.accepted_tokens > 10
+        assert found.outputs[0].cumulative_logprob == expected.outputs[0].cumulative_logprob
+        assert contents(found, 0.0) == contents(expected, 0.0)
