@@ -21,6 +21,7 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu.h"
 #include "kernel.h"
 
 namespace inlay {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cpu.h"
+
 namespace inlay {
 
 template <class T>
@@ -11,10 +13,8 @@ RunLinear<T> linear_by_name(const char* name) {
   const auto asked = [name](const char* own) { return *name == 0 || std::strcmp(name, own) == 0; };
 #ifdef INLAY_HAS_AVX2
   if constexpr (std::is_same<T, uint16_t>::value)
-    if (asked("avx512bf16") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-      return linear_avx512bf16;
-  if (asked("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return linear_avx2;
+    if (asked("avx512bf16") && INLAY_CPU_AVX512BF16) return linear_avx512bf16;
+  if (asked("avx2") && INLAY_CPU_AVX2) return linear_avx2;
 #endif
   if (asked("portable")) return linear_portable;
   return nullptr;

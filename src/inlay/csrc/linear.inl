@@ -345,13 +345,11 @@ void write(const Linear<T>& layer, int64_t first, int64_t end, int64_t tile, int
     }
 }
 
-// Outputs first … first + outs - 1 of all rows.
+// Outputs first … first + outs - 1 of all rows. sums: room for tiles * outs * kTile numbers.
 template <class T>
-void share(const Linear<T>& layer, const Lanes& lanes, int64_t first, int64_t outs) {
+void share(const Linear<T>& layer, const Lanes& lanes, int64_t first, int64_t outs, float* sums) {
   alignas(64) float weight[kOuts * kBlock];
-  static thread_local Scratch scratch;
   const int64_t size = outs * kTile;  // sums of a tile
-  float* sums = floats(scratch, lanes.tiles() * size);
   std::fill(sums, sums + lanes.tiles() * size, 0.0f);
   for (int64_t input = 0; input < layer.in; input += kBlock) {
     const int64_t inputs = std::min(kBlock, layer.in - input);
@@ -376,16 +374,18 @@ template <class T>
 void many_rows(const Linear<T>& layer, int threads) {
   static thread_local Scratch scratch;
   Lanes lanes{nullptr, layer.rows, layer.in};
-  lanes.numbers = floats(scratch, lanes.tiles() * kTile * layer.in);
+  const int64_t numbers = lanes.tiles() * kTile * layer.in;
   const int64_t groups = (layer.rows + kHalf - 1) / kHalf;
   const int64_t outs = layer.out < 4 * kOuts * threads ? kOuts / 2 : kOuts;  // small shares are spread more evenly
+  const int64_t sums = lanes.tiles() * outs * kTile;  // of one thread
+  lanes.numbers = floats(scratch, numbers + threads * sums);
   std::atomic<int64_t> next{0};
   run_parallel(threads, [&](Team& team, int thread) {
     for (int64_t g = groups * thread / team.threads(); g < groups * (thread + 1) / team.threads(); ++g)
       for (int64_t row = g * kHalf; row < (g + 1) * kHalf; row += VL) pack(layer, lanes, row);
     team.barrier();
     for (int64_t first; (first = outs * next.fetch_add(1, std::memory_order_relaxed)) < layer.out;)
-      share(layer, lanes, first, outs);
+      share(layer, lanes, first, outs, lanes.numbers + numbers + thread * sums);
   });
 }
 

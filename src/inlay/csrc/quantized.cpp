@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu.h"
 #include "parallel.h"
 
 namespace inlay {
@@ -57,10 +58,8 @@ void pack_quantized(const uint8_t* numbers, char* to, int64_t out, int64_t in, i
 QuantizedLinear quantized_by_name(const char* name) {
   const auto asked = [name](const char* own) { return name == nullptr || std::strcmp(name, own) == 0; };
 #ifdef INLAY_HAS_AVX2
-  if (asked("avx512vnni") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return quantized_avx512vnni;
-  if (asked("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return quantized_avx2;
+  if (asked("avx512vnni") && INLAY_CPU_AVX512VNNI) return quantized_avx512vnni;
+  if (asked("avx2") && INLAY_CPU_AVX2) return quantized_avx2;
 #endif
   if (name != nullptr && asked("portable")) return quantized_portable;  // PyTorch's own is faster
   return nullptr;

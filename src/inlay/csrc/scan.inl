@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu.h"
 #include "scan.h"
 
 namespace inlay {

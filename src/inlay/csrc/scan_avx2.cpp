@@ -1,3 +1,3 @@
 #define INLAY_SCAN avx2
-#define INLAY_SUPPORTED (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define INLAY_SUPPORTED INLAY_CPU_AVX2
 #include "scan.inl"

@@ -1,3 +1,3 @@
 #define INLAY_SCAN avx512
-#define INLAY_SUPPORTED (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma"))
+#define INLAY_SUPPORTED INLAY_CPU_AVX512
 #include "scan.inl"

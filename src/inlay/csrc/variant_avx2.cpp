@@ -3,5 +3,5 @@
 #define NV 2
 #define MR 4
 #define INLAY_VARIANT avx2
-#define INLAY_SUPPORTED (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define INLAY_SUPPORTED INLAY_CPU_AVX2
 #include "kernel.inl"

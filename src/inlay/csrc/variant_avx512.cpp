@@ -3,7 +3,5 @@
 #define NV 2
 #define MR 8
 #define INLAY_VARIANT avx512
-#define INLAY_SUPPORTED                                                                  \
-  (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&            \
-   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+#define INLAY_SUPPORTED INLAY_CPU_AVX512
 #include "kernel.inl"

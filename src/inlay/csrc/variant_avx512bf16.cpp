@@ -4,8 +4,5 @@
 #define MR 8
 #define INLAY_PAIRS 1
 #define INLAY_VARIANT avx512bf16
-#define INLAY_SUPPORTED                                                                  \
-  (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512f") &&          \
-   __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&           \
-   __builtin_cpu_supports("avx512vl"))
+#define INLAY_SUPPORTED INLAY_CPU_AVX512BF16
 #include "kernel.inl"
