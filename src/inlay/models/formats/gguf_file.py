@@ -178,7 +178,7 @@ class GGUFFile:
     @cached_property
     def vocabulary(self) -> GGUFVocabulary:
         """The file's tokens."""
-        return GGUFVocabulary(self.said)
+        return GGUFVocabulary(self.name, self.said)
 
     def config(self) -> PretrainedConfig:
         """Return the configuration in the file. Raises ModelError."""
@@ -214,7 +214,7 @@ class GGUFFile:
         """Return the tokenizer in the file, with its chat template. Raises ModelError."""
         if not self.vocabulary.names:
             raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does", code="model.no_tokenizer")
-        return make_tokenizer(self.name, self.vocabulary)
+        return make_tokenizer(self.vocabulary)
 
     def dtype(self) -> torch.dtype:
         """Return the dtype of the unquantized weights: the narrowest one, because norms are always fp32."""
