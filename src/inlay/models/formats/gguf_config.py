@@ -42,6 +42,7 @@ _OWN_SIZES = {
         "attention.head_count": "n_head",
     },
 }
+_LARGEST = 2**32 - 1  # llama.cpp reads sizes as 32 bits
 _NEEDED = ("block_count", "embedding_length", "attention.head_count")
 _EPSILON = {"bloom": "layer_norm_epsilon", "gpt2": "layer_norm_epsilon", "nemotron": "norm_eps"}
 _EPSILON |= {"stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
@@ -104,15 +105,20 @@ def _settings(file: Metadata) -> dict[str, Any]:
 
 
 def _size(file: Metadata, key: str) -> int | None:
-    """Return a size of the model. A list for all layers must hold equal values. Raises ModelError."""
+    """Return a size of the model; None for none, or for a 0 that need not be there.
+
+    A list for all layers must hold equal values. Raises ModelError.
+    """
     value = file.said(f"{{arch}}.{key}")
     if isinstance(value, list) and value and all(each == value[0] for each in value):
         value = value[0]
-    if value is None or (isinstance(value, int) and value > 0):
+    if value is None or (value == 0 and key not in _NEEDED):
+        return None
+    if isinstance(value, int) and 0 < value <= _LARGEST:
         return value
     raise ModelError(
-        f"{file.name}: {file.architecture}.{key} is {str(value)[:60]}, and one number above 0 is read; give the folder "
-        "of its Hugging Face checkpoint",
+        f"{file.name}: {file.architecture}.{key} is {str(value)[:60]}, and one number from 1 to {_LARGEST} is read; "
+        "give the folder of its Hugging Face checkpoint",
         code="model.unsupported_setting",
     )
 
@@ -125,11 +131,30 @@ def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
                 f"{file.name}: lacks {file.architecture}.{key}; download it again", code="model.damaged_file"
             )
     width, rows = file.tensors["token_embd.weight"].shape[:2]
-    last = (sizes["block_count"] or 0) - 1
-    if sizes["embedding_length"] != width or not any(name.startswith(f"blk.{last}.") for name in file.tensors):
+    if sizes["embedding_length"] != width:
         raise ModelError(
-            f"{file.name}: says that it has {last + 1} layers of width {sizes['embedding_length']}, and its tensors "
-            f"are others (embeddings of {rows} tokens have width {width}); download it again",
+            f"{file.name}: {file.architecture}.embedding_length is {sizes['embedding_length']}, and its embeddings of "
+            f"{rows} tokens have width {width}; download it again",
+            code="model.damaged_file",
+        )
+    _check_layers(file, sizes["block_count"] or 0)
+    heads = sizes["attention.head_count"] or 1
+    if file.architecture in _OWN_SIZES and width % heads:  # a head has no width of its own there
+        raise ModelError(
+            f"{file.name}: {file.architecture}.attention.head_count is {heads}, which does not divide the width "
+            f"{width}; download it again",
+            code="model.damaged_file",
+        )
+
+
+def _check_layers(file: Metadata, count: int) -> None:
+    """Raise ModelError if a layer has no tensors, so that the stated number alone builds no layers."""
+    held = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    lacking = next((layer for layer in range(count) if str(layer) not in held), None)
+    if lacking is not None:
+        raise ModelError(
+            f"{file.name}: {file.architecture}.block_count is {count}, and layer {lacking} has no tensors; download it "
+            "again",
             code="model.damaged_file",
         )
 
@@ -141,8 +166,8 @@ def _completed(config: PretrainedConfig, file: Metadata) -> PretrainedConfig:
     if "position_embd.weight" in file.tensors:
         config.max_position_embeddings = int(file.tensors["position_embd.weight"].shape[1])
     for key, name in _EXPERTS.items():
-        if (width := file.said(f"{{arch}}.{key}")) and hasattr(config, name):
-            setattr(config, name, int(width))
+        if hasattr(config, name) and (width := _size(file, key)) is not None:
+            setattr(config, name, width)
     _end(config, file)
     _heads(config, file)
     _window(config, file)
@@ -161,9 +186,10 @@ def _end(config: PretrainedConfig, file: Metadata) -> None:
 
 def _heads(config: PretrainedConfig, file: Metadata) -> None:
     """Set the width of a head, and the divisor of scores if that differs."""
-    width = file.said("{arch}.attention.key_length") or file.said("{arch}.rope.dimension_count")
-    if width and file.architecture != "phi3" and _declares(config, "head_dim"):
-        config.head_dim = int(width)
+    if file.architecture != "phi3" and _declares(config, "head_dim"):
+        width = _size(file, "attention.key_length") or _size(file, "rope.dimension_count")
+        if width is not None:
+            config.head_dim = width
     if file.architecture in ("gemma2", "gemma3"):
         layers = {"gemma2": 46, "gemma3": 62}[file.architecture]  # llama.cpp recognizes the 27B models by their layers
         apart = config.num_hidden_layers == layers

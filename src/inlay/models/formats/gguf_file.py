@@ -178,7 +178,7 @@ class GGUFFile:
     @cached_property
     def vocabulary(self) -> GGUFVocabulary:
         """The file's tokens."""
-        return GGUFVocabulary(self.said)
+        return GGUFVocabulary(self.name, self.said)
 
     def config(self) -> PretrainedConfig:
         """Return the configuration in the file. Raises ModelError."""
@@ -206,7 +206,7 @@ class GGUFFile:
             told = ", ".join(f"{key} '{value}'" for key, value in said.items() if value) or "without a general.type"
             raise ModelError(
                 f"{self.name}: holds no embeddings of tokens (token_embd.weight), so it is no whole language model "
-                f"({told}); {_INSTEAD.get(said['general.type'], _MODEL)}",
+                f"({told}); {_INSTEAD.get(str(said['general.type']), _MODEL)}",
                 code="model.missing_weights",
             )
 
@@ -214,7 +214,7 @@ class GGUFFile:
         """Return the tokenizer in the file, with its chat template. Raises ModelError."""
         if not self.vocabulary.names:
             raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does", code="model.no_tokenizer")
-        return make_tokenizer(self.name, self.vocabulary)
+        return make_tokenizer(self.vocabulary)
 
     def dtype(self) -> torch.dtype:
         """Return the dtype of the unquantized weights: the narrowest one, because norms are always fp32."""
@@ -240,7 +240,7 @@ class GGUFFile:
 
     def _placed(self, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, Mapping[str, list[str]]]:
         """Return the stock model without weights, and the tensors of each parameter. Raises ModelError."""
-        meta = on_meta(config, dtype)
+        meta = self._empty(config, dtype)
         targets = self._targets(meta)
         tied = set(meta.all_tied_weights_keys) if config.tie_word_embeddings else set()
         weights = dict(meta.named_parameters(remove_duplicate=False))
@@ -256,6 +256,16 @@ class GGUFFile:
                     code="model.wrong_shape",
                 )
         return meta, targets
+
+    def _empty(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+        """Return the stock model without weights. Raises ModelError if its sizes do not fit together."""
+        try:
+            return on_meta(config, dtype)
+        except Exception as error:  # from transformers or torch
+            raise ModelError(
+                f"{self.name}: its sizes ({self.architecture}.*) give no model: {_reason(error)}; download it again",
+                code="model.unreadable_config",
+            ) from error
 
     def _targets(self, meta: PreTrainedModel) -> Mapping[str, list[str]]:
         """Return the tensors of each of the model's parameters. Raises ModelError for an unknown tensor."""

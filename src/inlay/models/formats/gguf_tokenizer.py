@@ -60,20 +60,30 @@ _BOS_SPLITS = (
 _WHOLE_SPLITS = (*(name for name in _BOS_SPLITS if name != "chameleon"), "minicpm5", "youtu")
 #: Default ids of a SentencePiece file.
 _SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
+#: SentencePiece learns no longer tokens: the largest ``max_sentencepiece_length`` of its trainer.
+_LONGEST_LEARNED = 512
+#: Characters of merges for each character of the tokens, at most. Tokens of 16, the default limit of learning, give 15.
+_MOST_MERGED = 64
 #: Phi-3's tokens that keep the white space behind them.
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
 class GGUFVocabulary:
-    """The tokens of a file. ``said`` returns the file's value of a key, or None."""
+    """The tokens of a file.
 
+    Args:
+        file: The file's name, for errors.
+        said: Returns the file's value of a key, or None.
+    """
+
+    file: str
     said: Callable[[str], Any]
 
     @cached_property
     def names(self) -> list[str]:
         """The tokens by id. As in llama.cpp, tokens without a name get one."""
-        names = self.said("tokenizer.ggml.tokens") or []
+        names = self._list("tokenizer.ggml.tokens", str, "a list of texts")
         return [name or f"[EMPTY_{i}]" for i, name in enumerate(names)]
 
     @cached_property
@@ -84,12 +94,27 @@ class GGUFVocabulary:
     @property
     def kind(self) -> str | None:
         """``gpt2`` for byte-level BPE, ``llama`` for SentencePiece."""
-        return self.said("tokenizer.ggml.model")
+        return self._text("tokenizer.ggml.model")
 
     @property
     def split(self) -> str | None:
         """The name of the split before merging."""
-        return self.said("tokenizer.ggml.pre")
+        return self._text("tokenizer.ggml.pre")
+
+    @property
+    def template(self) -> str | None:
+        """The chat template."""
+        return self._text("tokenizer.chat_template")
+
+    @property
+    def merges(self) -> list[str]:
+        """The merges of byte-level BPE in order: two tokens with a space between."""
+        return self._list("tokenizer.ggml.merges", str, "a list of texts")
+
+    @property
+    def scores(self) -> list[float]:
+        """The scores of SentencePiece's tokens by id. The list may be shorter than the tokens."""
+        return self._list("tokenizer.ggml.scores", (int, float), "a list of numbers")
 
     def role(self, name: str) -> int | None:
         """Return the id of a role (``bos``, ``eos``, ``eot``, ``unknown``, …), or None."""
@@ -124,8 +149,33 @@ class GGUFVocabulary:
 
     @cached_property
     def _types(self) -> list[int]:
-        types = self.said("tokenizer.ggml.token_type") or []
+        types = self._list("tokenizer.ggml.token_type", int, "a list of whole numbers")
+        if len(types) > len(self.names):
+            raise ModelError(
+                f"{self.file}: tokenizer.ggml.token_type has {len(types)} types for {len(self.names)} tokens; download "
+                "it again",
+                code="model.damaged_tokenizer",
+            )
         return [*types, *[NORMAL] * (len(self.names) - len(types))]
+
+    def _text(self, key: str) -> str | None:
+        """Return the text of a key, or None. Raises ModelError for another type."""
+        value = self.said(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise self._wrong_type(key, "a text")
+
+    def _list(self, key: str, kind: type | tuple[type, ...], expected: str) -> list[Any]:
+        """Return the list of a key. It is empty if the file has no such key. Raises ModelError for another type."""
+        value = self.said(key)
+        if value is None:
+            return []
+        if isinstance(value, list) and all(isinstance(item, kind) for item in value[:1]):  # all items have one type
+            return value
+        raise self._wrong_type(key, expected)
+
+    def _wrong_type(self, key: str, expected: str) -> ModelError:
+        return ModelError(f"{self.file}: {key} is not {expected}; download it again", code="model.damaged_tokenizer")
 
     def _filling(self, table: Mapping[str, tuple[str, ...]]) -> list[int]:
         """Return the ids of fill-in-the-middle roles: by the file's key, else by the first known name."""
@@ -198,9 +248,9 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def make_tokenizer(file: str, vocabulary: GGUFVocabulary) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a vocabulary, with its chat template. ``file`` is for errors. Raises ModelError."""
-    names = vocabulary.names
+def make_tokenizer(vocabulary: GGUFVocabulary) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a vocabulary, with its chat template. Raises ModelError."""
+    file, names = vocabulary.file, vocabulary.names
     if len(vocabulary.ids) < len(names):
         twice = next(name for i, name in enumerate(names) if vocabulary.ids[name] != i)
         raise ModelError(
@@ -208,7 +258,7 @@ def make_tokenizer(file: str, vocabulary: GGUFVocabulary) -> PreTrainedTokenizer
             code="model.damaged_tokenizer",
         )
     if vocabulary.kind == "gpt2":
-        backend = _byte_level(file, vocabulary)
+        backend = _byte_level(vocabulary)
     elif vocabulary.kind == "llama":
         backend = _sentencepiece(vocabulary)
     else:
@@ -223,16 +273,16 @@ def make_tokenizer(file: str, vocabulary: GGUFVocabulary) -> PreTrainedTokenizer
     backend.post_processor = _ends_of_text(vocabulary)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **named)
     tokenizer.backend_tokenizer.post_processor = backend.post_processor  # transformers may have replaced it
-    tokenizer.chat_template = vocabulary.said("tokenizer.chat_template")
+    tokenizer.chat_template = vocabulary.template
     return tokenizer
 
 
-def _byte_level(file: str, vocabulary: GGUFVocabulary) -> Tokenizer:
+def _byte_level(vocabulary: GGUFVocabulary) -> Tokenizer:
     """Return BPE over the bytes of pre-split text."""
-    split = vocabulary.split
+    file, split = vocabulary.file, vocabulary.split
     _check_split(file, split)
     merges = []
-    for merge in vocabulary.said("tokenizer.ggml.merges") or []:
+    for merge in vocabulary.merges:
         at = merge.find(" ", 1)
         left, right = merge[:at], merge[at + 1 :]
         if at < 0 or not {left, right, left + right} <= vocabulary.ids.keys():
@@ -269,17 +319,50 @@ def _sentencepiece(vocabulary: GGUFVocabulary) -> Tokenizer:
 
 
 def _merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that form a token, the highest score first. The default score is 0."""
-    scores, ids = vocabulary.said("tokenizer.ggml.scores") or [], vocabulary.ids
+    """Return all pairs of tokens that form a token, the highest score first. The default score is 0.
+
+    Raises:
+        ModelError: If the pairs would take far more memory than the tokens.
+    """
+    scores, ids = vocabulary.scores, vocabulary.ids
+    cuts = _cuts(vocabulary)
+    room = _MOST_MERGED * sum(map(len, ids))
     found = []
     for name, token in ids.items():
         score = scores[token] if token < len(scores) else 0.0
-        for cut in range(1, len(name)):
+        for cut in cuts[len(name)]:
             left, right = name[:cut], name[cut:]
             if left in ids and right in ids:
                 found.append((-score, token, -cut, left, right))
+                room -= len(name)
+        if room < 0:
+            raise ModelError(
+                f"{vocabulary.file}: tokenizer.ggml.tokens has too many tokens that consist of two others; download it "
+                "again",
+                code="model.damaged_tokenizer",
+            )
     found.sort()
     return [(left, right) for *_, left, right in found]
+
+
+def _cuts(vocabulary: GGUFVocabulary) -> dict[int, list[int]]:
+    """Return, by the length of a token, where to cut it so that both pieces have the length of some token.
+
+    Raises:
+        ModelError: If a token above SentencePiece's limit can be cut. Each cut copies a whole token, so such tokens
+            would take a time that is quadratic in their length.
+    """
+    lengths = sorted({len(name) for name in vocabulary.ids})
+    known = set(lengths)
+    cuts = {length: [cut for cut in lengths if length - cut in known] for length in lengths}
+    long = next((length for length in lengths if length > _LONGEST_LEARNED and cuts[length]), None)
+    if long is not None:
+        raise ModelError(
+            f"{vocabulary.file}: tokenizer.ggml.tokens has a token of {long} characters, and SentencePiece learns at "
+            f"most {_LONGEST_LEARNED}; download it again",
+            code="model.damaged_tokenizer",
+        )
+    return cuts
 
 
 def _add_special_tokens(backend: Tokenizer, vocabulary: GGUFVocabulary) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 
 from inlay import ModelError
 from inlay.models.formats import gguf_file
@@ -18,6 +19,7 @@ gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
 from tests.model.models.formats.gguf_files import random_model, write_gguf  # noqa: E402
 from tests.model.models.formats.gguf_vocabularies import byte_level, write_vocabulary  # noqa: E402
+from tests.raising import raises  # noqa: E402
 
 
 def text(value: str) -> bytes:
@@ -104,14 +106,52 @@ def test_random_damage_raises_only_model_errors(tmp_path, seed):
 
 
 @pytest.mark.parametrize(
-    ("more", "sentence"),
+    ("key", "value", "code"),
     [
-        ({"llama.block_count": 1 << 31}, r"says that it has 2147483648 layers of width 64, and its tensors are others"),
-        ({"llama.embedding_length": 128}, r"says that it has 2 layers of width 128, and its tensors are others"),
-        ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0, and one number above 0 is read"),
+        ("block_count", 1 << 31, "model.damaged_file"),
+        ("embedding_length", 128, "model.damaged_file"),
+        ("attention.head_count", 0, "model.unsupported_setting"),
+        ("attention.head_count_kv", 2**64 - 1, "model.unsupported_setting"),
+        ("feed_forward_length", 2**64 - 1, "model.unsupported_setting"),
+        ("attention.key_length", 2**64 - 1, "model.unsupported_setting"),
+        ("attention.key_length", -1, "model.unsupported_setting"),
+        ("attention.key_length", 1e30, "model.unsupported_setting"),
     ],
 )
-def test_sizes_that_contradict_the_tensors_are_rejected(tmp_path, more, sentence):
+def test_sizes_that_contradict_the_tensors_are_rejected(tmp_path, key, value, code):
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", more={f"llama.{key}": value})
+    with raises(code, ModelError, names=f"llama.{key}"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "bloom"])
+def test_head_count_that_does_not_divide_the_width_is_rejected(tmp_path, architecture):
+    key = f"{architecture}.attention.head_count"
+    path = write_gguf(tmp_path / "model.gguf", random_model(architecture), architecture, more={key: 3})
+    with raises("model.damaged_file", ModelError, names=key):
+        load_model(path)
+
+
+def test_sizes_that_overflow_together_are_rejected(tmp_path):
+    largest = 2**32 - 1
+    more = {"llama.attention.head_count_kv": largest, "llama.attention.key_length": largest}
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", more=more)
-    with pytest.raises(ModelError, match=sentence):
+    with raises("model.unreadable_config", ModelError, names="model.gguf"):
+        load_model(path)
+
+
+def test_layer_without_tensors_is_rejected_before_any_layer_is_built(tmp_path, monkeypatch):
+    more, extra = {"llama.block_count": 1000}, {"blk.999.x": torch.zeros(1)}
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", more=more, extra=extra)
+    built = calls_of(monkeypatch, gguf_file, "on_meta")
+    with raises("model.damaged_file", ModelError, names="llama.block_count"):
+        load_model(path)
+    assert built == []
+
+
+def test_file_without_a_model_may_have_any_type(tmp_path):
+    more = {"general.type": ["adapter"]}
+    model = random_model("llama")
+    path = write_gguf(tmp_path / "a.gguf", model, "llama", more=more, part=lambda name: "attn_q" in name, tokens=False)
+    with raises("model.missing_weights", ModelError, names="a.gguf"):
         load_model(path)

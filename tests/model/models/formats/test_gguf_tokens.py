@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from inlay import LLM, ModelError, SamplingParams
 from inlay.models.formats.gguf_file import GGUFFile
+from inlay.models.formats.gguf_tokenizer import GGUFVocabulary, make_tokenizer
 from inlay.models.load import load_model, load_tokenizer, stop_ids
 
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -23,6 +25,7 @@ from tests.model.models.formats.gguf_vocabularies import (
     strings,
     write_vocabulary,
 )
+from tests.raising import raises
 
 RECORDED = json.loads(EXPECTATIONS.read_text(encoding="utf-8"))
 NEEDS_LLAMA = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama.cpp is not installed")
@@ -33,6 +36,13 @@ def replaced(tokenizer, ordinary, *special):
     tokens = [*tokenizer["tokens"][:ordinary], *(name for name, _ in special)]
     types = [*tokenizer["token_type"][:ordinary], *(kind for _, kind in special)]
     return tokenizer | {"tokens": tokens, "token_type": types}
+
+
+def vocabulary_of(tokenizer):
+    """The vocabulary of a file with such metadata."""
+    said = {"tokenizer.chat_template": tokenizer.get("chat_template")}
+    said |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+    return GGUFVocabulary("model.gguf", said.get)
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +161,80 @@ def test_unreadable_tokenizer_is_rejected(tmp_path, plain, change, sentence):
     path = write_vocabulary(tmp_path / "model.gguf", plain[0] | change)
     with pytest.raises(ModelError, match=sentence):
         load_tokenizer(path)
+
+
+NO_TEXTS = [1, 1.5, True, "x", [1, 2], [1.5]]
+NO_NUMBERS = [1, 1.5, True, "x", ["a", "b"]]
+WRONG_TYPES = {
+    "byte_level": {
+        "model": [1, ["a"]],
+        "pre": [1, [], ["a"]],
+        "merges": NO_TEXTS,
+        "tokens": NO_TEXTS,
+        "token_type": NO_NUMBERS,
+        "chat_template": [1, ["a"]],
+    },
+    "sentencepiece": {"scores": NO_NUMBERS, "token_type": NO_NUMBERS},
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "value"),
+    [(make, key, value) for make, keys in WRONG_TYPES.items() for key, values in keys.items() for value in values],
+)
+def test_metadata_of_another_type_is_rejected_with_its_key(plain, make, key, value):
+    tokenizer = plain[0] if make == "byte_level" else sentencepiece()
+    with raises("model.damaged_tokenizer", ModelError, names=key):
+        make_tokenizer(vocabulary_of(tokenizer | {key: value}))
+
+
+def test_more_types_than_tokens_are_rejected(plain):
+    types = [*plain[0]["token_type"], 1]
+    with raises("model.damaged_tokenizer", ModelError, names="tokenizer.ggml.token_type"):
+        make_tokenizer(vocabulary_of(plain[0] | {"token_type": types}))
+
+
+def test_configuration_of_a_file_with_types_that_are_no_list_is_rejected(tmp_path, plain):
+    path = write_vocabulary(tmp_path / "model.gguf", plain[0] | {"token_type": 1})
+    with raises("model.damaged_tokenizer", ModelError, names="tokenizer.ggml.token_type"):
+        load_model(path)
+
+
+class Counted(str):
+    """A token that counts how often it is cut."""
+
+    cuts = 0
+
+    def __getitem__(self, where):
+        type(self).cuts += 1
+        return super().__getitem__(where)
+
+
+def of_pieces(*tokens):
+    """A SentencePiece vocabulary with these tokens."""
+    return vocabulary_of({"model": "llama", "tokens": ["<unk>", "<s>", "</s>", *tokens]})
+
+
+def test_long_token_is_cut_only_where_both_pieces_have_the_length_of_a_token():
+    make_tokenizer(of_pieces("a", "b", "ab", Counted("ab" * 20_000)))
+    assert Counted.cuts == 0
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["a", "a" * 9_999, "a" * 10_000],
+        ["a" * length for length in range(1, 400)],
+    ],
+)
+def test_tokens_with_costly_merges_are_rejected(tokens):
+    with raises("model.damaged_tokenizer", ModelError, names="tokenizer.ggml.tokens"):
+        make_tokenizer(of_pieces(*tokens))
+
+
+def test_every_pair_that_forms_a_token_is_a_merge():
+    tokens = list(dict.fromkeys("".join(part) for size in (1, 2, 3, 5) for part in product("ab", repeat=size)))
+    made = json.loads(make_tokenizer(of_pieces(*tokens)).backend_tokenizer.to_str())["model"]["merges"]
+    pairs = {(left, right) for left in tokens for right in tokens if left + right in tokens}
+    assert {tuple(merge) for merge in made} == pairs
+    assert len(made) == len(pairs)
