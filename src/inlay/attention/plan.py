@@ -117,14 +117,14 @@ def _alone(table: Table, rows: int, slots: Table) -> Groups | None:
     return groups
 
 
-def _reading_order(stretches: Table, *group: Table) -> Table:
+def _reading_order(stretches: Table, group: Table | None = None) -> Table:
     """Return the order in which rows read stretches: by shift, 0 last, then by position.
 
     It does not depend on where the keys lie. New keys, which have the shift 0 and the last positions, come last. So a
-    row's sums have the same bits alone and with a draft.
+    row's sums have the same bits alone and with a draft (docs/internals/kernel.md).
     """
-    shift = stretches[SHIFT]
-    return _sorted(*group, (shift == 0).astype(np.int64), shift, stretches[POSITION], stretches[FIRST])[0]
+    shift, groups = stretches[SHIFT], () if group is None else (group,)
+    return _sorted(*groups, (shift == 0).astype(np.int64), shift, stretches[POSITION], stretches[FIRST])[0]
 
 
 def _sorted(*columns: Table) -> tuple[Table, npt.NDArray[np.bool_]]:

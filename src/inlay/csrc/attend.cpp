@@ -79,9 +79,12 @@ void Attention::attend(const Call& call, Workspace& workspace) {
   struct Next { std::atomic<size_t> task{0}; std::atomic<int64_t> merge{0}; };
   std::vector<Next> next(slices_.size());
   std::atomic<bool> out_of_memory{false};
+  int32_t most_parts = 0;  // of one row
+  for (const Merge& merge : merges_) most_parts = std::max(most_parts, merge.count);
+  std::vector<int64_t> lanes(static_cast<size_t>(threads_) * static_cast<size_t>(most_parts));
   run_parallel(threads_, [&](Team& team, int thread) {
     write(call, rows * thread / team.threads(), rows * (thread + 1) / team.threads());
-    std::vector<int64_t> lanes;
+    int64_t* own = lanes.data() + thread * most_parts;
     for (size_t s = 0; s < slices_.size(); ++s) {
       const Slice& slice = slices_[s];
       team.barrier();
@@ -96,7 +99,7 @@ void Attention::attend(const Call& call, Workspace& workspace) {
       constexpr int64_t kAtOnce = 16;
       const auto merges = static_cast<int64_t>(slice.merge_end - slice.merge_begin) * (slice.head_end - slice.head_begin);
       for (int64_t m; (m = next[s].merge.fetch_add(kAtOnce, std::memory_order_relaxed)) < merges;)
-        for (int64_t item = m; item < std::min(m + kAtOnce, merges); ++item) merge(call, partials, slice, item, lanes);
+        for (int64_t item = m; item < std::min(m + kAtOnce, merges); ++item) merge(call, partials, slice, item, own);
     }
   });
   if (out_of_memory) throw std::bad_alloc();
@@ -167,7 +170,7 @@ Attention::Cut Attention::cut_of(const Call& call, const Block& block, double mo
   while (!cut.narrow && cut.share > variant_.wide_lanes && cost_of(false, std::min(cut.share, lanes), usual) > most)
     cut.share /= 2;
   cut.cost = cost_of(cut.narrow, std::min(cut.share, lanes), usual);
-  if (block.rows.size() <= kFewRows)
+  if (threads_ > 1 && block.rows.size() <= kFewRows)
     cut.keys = std::max(kShortestSplit, kFixedSplit * call.kv_heads / threads_);
   else if (cut.cost > most)
     cut.keys = std::max(kShortestSplit, static_cast<int64_t>(static_cast<double>(keys) * most / cut.cost) + 1);
@@ -319,14 +322,15 @@ void Attention::write(const Call& call, int64_t first, int64_t last) const {
 }
 
 void Attention::merge(const Call& call, const Partials& partials, const Slice& slice, int64_t item,
-                      std::vector<int64_t>& lanes) const {
+                      int64_t* lanes) const {
   const int heads = slice.head_end - slice.head_begin;
   const Merge& merge = merges_[slice.merge_begin + item / heads];
   const auto head = static_cast<int32_t>(item % heads);
-  lanes.clear();
-  for (int32_t p = merge.first; p < merge.first + merge.count; ++p)
-    lanes.push_back(parts_[p].at + head * parts_[p].head_step);
-  variant_.merge(call, merge.row, slice.head_begin + head, lanes.data(), merge.count, partials);
+  for (int32_t p = 0; p < merge.count; ++p) {
+    const Part& part = parts_[merge.first + p];
+    lanes[p] = part.at + head * part.head_step;
+  }
+  variant_.merge(call, merge.row, slice.head_begin + head, lanes, merge.count, partials);
 }
 
 }  // namespace inlay

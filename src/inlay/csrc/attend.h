@@ -80,7 +80,8 @@ class Attention {
   void sort_tasks(size_t begin);
   void find_turns(const Call& call);
   void write(const Call& call, int64_t first, int64_t last) const;
-  void merge(const Call& call, const Partials& partials, const Slice& slice, int64_t item, std::vector<int64_t>& lanes) const;
+  // lanes: room for the most parts of a row.
+  void merge(const Call& call, const Partials& partials, const Slice& slice, int64_t item, int64_t* lanes) const;
   double cost_of(bool narrow, int64_t lanes, double keys) const;
   bool is_narrow(const Block& block, const Call& call) const;
 

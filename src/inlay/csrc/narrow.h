@@ -1,8 +1,8 @@
 // The narrow kernel: a few lanes, each a query vector along the head dimension. Reading keys and values is the lower
-// bound of its time. The head dimension must be a multiple of VL (2 * VL if Paired).
+// bound of its time. The head dimension must be a multiple of 16 (of 2 * VL if Paired).
 //
-// Without pairs, the numbers of a lane are added in the order of the wide kernel, so that a row has the same bits in both:
-// a score over the head dimension, weights and weighted values key by key. Keys are transposed for this.
+// Without pairs, the numbers of a lane are added in the order of the wide kernel, so that a row has the same bits in both
+// (but for windows and sinks, kernel.md): a score over the head dimension, weights and weighted values key by key. Keys are transposed for this.
 
 // T: see Wide.
 template <class T, bool Paired>
@@ -72,12 +72,7 @@ struct Narrow {
     weigh(tile, decay);
     if constexpr (kInteger)
       for (int key = 0; key < tile.count; ++key) value_scales[key] = scale_of(tile.values[key], d);
-    if constexpr (kScaled)
-      for (int lane = 0; lane < lanes; ++lane)
-        for (int key = 0; key < tile.count; ++key) {
-          total[lane] += scores[lane * kRow + key];
-          scores[lane * kRow + key] *= value_scales[key];
-        }
+    if constexpr (kScaled) scale_weights(tile);
     if constexpr (VL == 16) {  // with 32 registers a value is converted once for all lanes
       switch (lanes) {
         case 5: return add_values<5>(tile, 0, decay);
@@ -138,7 +133,7 @@ struct Narrow {
   // B lanes with one vector of keys at a time, which stays in registers.
   template <int B>
   void score_few(const Tile& tile, const Segment& segment) {
-    const int step = std::max(1, d / kDims);
+    const int step = d / kDims;
     for (int key = segment.begin; key < segment.end; key += VL) {
       const T* from[VL];
       for (int j = 0; j < VL; ++j) from[j] = key_at(tile, std::min(key + j, segment.end - 1));
@@ -189,7 +184,7 @@ struct Narrow {
   INLINE void lay_across(const T* const* from, int first, vf* square) const {
     if constexpr (std::is_same<T, uint16_t>::value && VL <= 8) {  // pairs are transposed, and then separated
       vf pairs[VL];
-      load_across(reinterpret_cast<const float* const*>(from), first / 2, pairs);
+      load_across(from, first / 2, pairs);
       for (int e = 0; e < VL; ++e) {
         square[2 * e] = reinterpret_cast<vf>(reinterpret_cast<vu>(pairs[e]) << 16);
         square[2 * e + 1] = reinterpret_cast<vf>(reinterpret_cast<vu>(pairs[e]) & 0xffff0000u);
@@ -311,6 +306,22 @@ struct Narrow {
       const vf s = changed(options, load(score + key), slope, position - load_int(tile.position + key));
       const vi seen = (load_int(tile.from + key) <= position) & (load_int(tile.until + key) > position);
       store(score + key, seen ? s : all(-std::numeric_limits<float>::infinity()));
+    }
+  }
+
+  // Adds the weights, and applies the scales of the values to them.
+  void scale_weights(const Tile& tile) {
+    const int count = (tile.count + VL - 1) / VL * VL;
+    std::fill(value_scales + tile.count, value_scales + count, 0.0f);
+    for (int lane = 0; lane < lanes; ++lane) {
+      float* weight = scores + lane * kRow;
+      vf sum = {};
+      for (int key = 0; key < count; key += VL) {
+        const vf now = load(weight + key);
+        sum += now;
+        store(weight + key, now * load(value_scales + key));
+      }
+      total[lane] += sum_of(sum);
     }
   }
 

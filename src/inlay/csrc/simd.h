@@ -132,8 +132,11 @@ vf sum_each(vf* rows) {
 }
 #endif
 
-// Element first + e of VL rows goes to square[e].
-INLINE void load_across(const float* const* rows, int first, vf* square) {
+// Element first + e of VL rows, taken as 32 bits each, goes to square[e].
+template <class T>
+INLINE void load_across(const T* const* from, int first, vf* square) {
+  const float* rows[VL];
+  for (int j = 0; j < VL; ++j) rows[j] = reinterpret_cast<const float*>(from[j]);
 #if defined(__AVX2__) && !defined(__AVX512F__)  // halves are joined as they are loaded: only cheap shuffles are left
 #pragma GCC unroll 2
   for (int part = 0; part < 2; ++part) {

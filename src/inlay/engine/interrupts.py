@@ -17,7 +17,8 @@ class HeldInterrupts:
     """A context in which Ctrl-C waits for the end of the block.
 
     Python raises KeyboardInterrupt between any two lines. In the middle of a step, this would leave tokens that count
-    as computed and never were. Other threads than the main one get no signals, so nothing changes there.
+    as computed and never were. Several presses count as one. Other threads than the main one get no signals, so nothing
+    changes there.
     """
 
     def __init__(self) -> None:
@@ -42,4 +43,5 @@ class HeldInterrupts:
         if self._since is None:
             self._since = now
         elif now - self._since > _PATIENCE_S and self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
             self._before(number, frame)

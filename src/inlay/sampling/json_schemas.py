@@ -43,6 +43,7 @@ _NAME_PATTERNS = {
 _NOT_SIGNS_ALONE = "^(?!^[-+.]*$)"
 _HAS_DIGIT = {"type": "string", "pattern": "[0-9]"}
 
+_LONGEST_SHOWN = 10**40  # numbers below it are written out
 _LARGEST_INTEGER = 2**63 - 1024  # the largest below 2**63 that a float holds; llguidance reads bounds as floats
 _LARGEST_NUMBER = 10**15  # beyond it llguidance writes no ranges
 _SMALLEST_NUMBER = Decimal("1e-9")
@@ -306,7 +307,7 @@ class _Writer:
             bound = Decimal(repr(given) if isinstance(given, float) else given) * sign  # as if all were minimums
             largest = _LARGEST_INTEGER if whole else _LARGEST_NUMBER
             if bound > largest:
-                raise GrammarError(f"{_at((*path, key))}it is {given!r:.40}; a grammar can hold {largest:,} at most")
+                raise GrammarError(f"{_at((*path, key))}it is {_shown(given)}; a grammar can hold {largest:,} at most")
             held = bound
             if bound < -largest:
                 held = Decimal(-largest)
@@ -327,7 +328,7 @@ class _Writer:
                 continue
             if key.startswith("min"):
                 raise GrammarError(
-                    f"{_at((*path, key))}it is {count!r:.40}; a grammar can hold {_LONGEST_TEXT:,} at most"
+                    f"{_at((*path, key))}it is {_shown(count)}; a grammar can hold {_LONGEST_TEXT:,} at most"
                 )
             if key == "maxLength":
                 made[key] = _LONGEST_TEXT
@@ -421,6 +422,11 @@ def _names(schema: Mapping[str, Any]) -> set[str]:
     if schema.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
         return set()
     return {name for name in required if isinstance(name, str) and name in properties}
+
+
+def _shown(number: float) -> str:
+    """Return a number for an error message. Python writes no integer of more than 4,300 digits."""
+    return repr(number) if abs(number) < _LONGEST_SHOWN else f"{Decimal(number):.3e}"
 
 
 def _number(value: Decimal) -> int | float:

@@ -329,11 +329,12 @@ class _CheckedHeads(h11.Connection):
         self._most = most
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        before = len(self.trailing_data[0]) if self.their_state is h11.IDLE else 0
         event = super().next_event()
         if isinstance(event, h11.Request):
             if {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
                 self._refuse("The request has both Content-Length and Transfer-Encoding; send one of them.")
-            if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > self._most:
+            if before - len(self.trailing_data[0]) > self._most:
                 self._refuse(f"The request line and headers have more than {self._most:,} bytes; send fewer.")
         return event
 

@@ -140,6 +140,7 @@ def test_ctrl_c_ends_a_step_that_hangs(llm, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         llm.generate("Hello", GREEDY)
     assert not went_on
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_streams_in_reference_cycles_are_released_safely(llm):

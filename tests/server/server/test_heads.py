@@ -81,11 +81,16 @@ def test_idle_connection_is_kept_between_requests(port: int):
 
 
 @pytest.mark.parametrize(("long", "status"), [(15_000, b"200"), (17_000, b"400"), (100_000, b"400")])
-@pytest.mark.parametrize("place", ["target", "header"])
+@pytest.mark.parametrize("place", ["target", "header", "spaces", "names"])
 def test_a_head_has_at_most_16_kib_even_in_one_write(port: int, place: str, long: int, status: bytes):
     filler, end = b"a" * long, b"\r\nConnection: close\r\n\r\n"
-    target, header = (b"/?x=" + filler, b"") if place == "target" else (b"/", b"\r\nX-Long: " + filler)
-    closed, answer = ended(port, b"GET " + target + b" HTTP/1.1\r\nHost: x" + header + end)
+    target = b"/?x=" + filler if place == "target" else b"/"
+    header = {
+        "header": b"\r\nX-Long: " + filler,
+        "spaces": b"\r\nX-Long:" + b" " * long + b"x",
+        "names": b"\r\na:" * (long // 4),
+    }
+    closed, answer = ended(port, b"GET " + target + b" HTTP/1.1\r\nHost: x" + header.get(place, b"") + end)
     assert closed
     assert answer.startswith(b"HTTP/1.1 " + status + b" ")
 

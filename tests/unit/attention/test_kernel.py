@@ -145,21 +145,28 @@ def context_at(first: Sequence[int], keys: int, shift: int) -> tuple[Item, ...]:
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("group", [1, 3, 7])
 @pytest.mark.parametrize(("stored", "fresh"), [(fp32, fp32), (bf16, bf16), (int8, bf16)])
-@pytest.mark.parametrize(("keys", "shift", "softcap"), [(600, 0, None), (405, 77, None), (1000, -12, 8.0)])
+@pytest.mark.parametrize(
+    ("keys", "shift", "kind"),
+    [(600, 0, "plain"), (405, 77, "plain"), (405, 77, "interleaved"), (1000, -12, "capped"), (1000, -12, "biased")],
+)
 def test_a_row_has_the_same_bits_alone_and_with_a_draft(
-    monkeypatch, instruction_set, count, group, stored, fresh, keys, shift, softcap
+    monkeypatch, instruction_set, count, group, stored, fresh, keys, shift, kind
 ):
     """The keys of the shorter text cross a border between splits within the draft. Slots differ too."""
     if instruction_set == "avx512bf16" and fresh == bf16:
         pytest.skip("its products of bf16 pairs are added in another order")
     threads(monkeypatch, count)
-    layer = with_rotary(Layer(heads=2 * group, kv_heads=2, head_dim=64, stored=stored, fresh=fresh))
-    layer = replace(layer, options=replace(layer.options, softcap=softcap))
+    head_dim = 64 if kind == "plain" else 48 if kind == "interleaved" else 128
+    layer = Layer(heads=2 * group, kv_heads=2, head_dim=head_dim, stored=stored, fresh=fresh)
+    layer = with_rotary(layer, interleaved=kind == "interleaved")
+    slopes = 2.0 ** -torch.arange(2.0 * group) if kind == "biased" else None
+    softcap = 8.0 if kind in ("capped", "biased") else None
+    layer = replace(layer, options=replace(layer.options, softcap=softcap, slopes=slopes))
     backend, rows, start = CpuBackend(instruction_set), 17, keys + 200
     together = Part.of(start, rows, context_at([0, 400, 800, 1200], keys, shift), (SlotRange(2000, rows),))
     pool, fresh_rows = pool_for(layer, [together]), fresh_of(layer, rows)
     expected = backend.attend(*fresh_rows, pool, build_plan([together]), 0, layer.options)
-    elsewhere = KVStorage([LayerShape(2, 64)], layer.stored, 6000)
+    elsewhere = KVStorage([LayerShape(2, head_dim)], layer.stored, 6000)
     order = [1200, 400, 0, 800]
     for tensor, there in zip((pool.keys[0], pool.values[0]), (elsewhere.keys[0], elsewhere.values[0]), strict=True):
         there[:, 5000:5100] = tensor[:, 5000:5100]

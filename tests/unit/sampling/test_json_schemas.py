@@ -336,9 +336,9 @@ def test_grammar_accepts_nothing_outside_the_schema():
         ({"properties": {"a": {"items": {"not": {}}}}}, "properties.a.items", "not"),
         ({"anyOf": [{}, {"if": {}, "then": {"const": 1}}]}, "anyOf.1", "if"),
         ({"type": "string", "minLength": 10**12}, "minLength", "1000000000000"),
-        ({"type": "string", "minLength": 10**4200}, "minLength", "1000000000000"),
+        ({"type": "string", "minLength": 10**5000}, "minLength", "1.000e+5000"),
         ({"type": "integer", "minimum": 10**30}, "minimum", "9,223,372,036,854,774,784"),
-        ({"type": "integer", "minimum": 10**400}, "minimum", "9,223,372,036,854,774,784"),
+        ({"type": "integer", "minimum": 10**5000}, "minimum", "9,223,372,036,854,774,784"),
         ({"properties": {"a": {"$ref": "https://example.org/x"}}}, "properties.a", "https://example.org/x"),
     ],
 )
