@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 #: After this many seconds, a further Ctrl-C is no longer held back: the work may hang.
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 
 
 class HeldInterrupts:
@@ -42,6 +42,6 @@ class HeldInterrupts:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        elif now - self._since > _PATIENCE_S and self._before is not None:
+        elif now - self._since > PATIENCE_S and self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before(number, frame)

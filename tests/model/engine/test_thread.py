@@ -127,7 +127,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, moment, presses):
 
 
 def test_ctrl_c_ends_a_step_that_hangs(llm, monkeypatch):
-    monkeypatch.setattr(interrupts, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(interrupts, "PATIENCE_S", 0.0)
     went_on: list[bool] = []
 
     def press() -> None:

@@ -32,7 +32,7 @@ class Planted(Speculator):
 
     def __init__(self, answers: Mapping[Name, Sequence[int]], vocabulary: int, seed: int = 0) -> None:
         super().__init__(FREE)
-        self._answers = answers
+        self.answers = answers
         self._vocabulary = vocabulary
         self._random = random.Random(seed)
 
@@ -50,7 +50,7 @@ class Planted(Speculator):
         pick, said = self._random, len(request.token_ids)
         if request.sampling.forced or pick.random() < 0.2:
             return []
-        coming = list(self._answers.get((request.ids, request.params.seed, request.index), ())[said:])
+        coming = list(self.answers.get((request.ids, request.params.seed, request.index), ())[said:])
         wrong = pick.randrange(9)
         tokens = coming[:wrong] + [pick.randrange(self._vocabulary) for _ in range(pick.randrange(3))]
         return tokens[: max(0, request.sampling.limit - said - 1)]

@@ -217,7 +217,7 @@ class Certain(Planted):
     """Drafts the whole answer."""
 
     def _draft(self, request: Request) -> list[int]:
-        coming = self._answers[(request.ids, request.params.seed, request.index)]
+        coming = self.answers[(request.ids, request.params.seed, request.index)]
         return list(coming[len(request.token_ids) :])[: max(0, request.sampling.limit - len(request.token_ids) - 1)]
 
 
