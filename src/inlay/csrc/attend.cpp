@@ -160,8 +160,8 @@ double Attention::cost_of(bool narrow, int64_t lanes, double keys) const {
   return kFixed * filled / 4 + static_cast<double>(filled) * keys;
 }
 
-// Cuts lanes into shares of a few tiles. The keys of few rows are split at fixed places, however many rows there are: so a
-// token has the same bits alone and with a draft. Those of many rows are split if there would be too few tasks.
+// Cuts lanes into shares of a few tiles. The keys of a lone block of few rows are split at fixed places, however many rows
+// there are: so a token has the same bits alone and with a draft. Others are split if there would be too few tasks.
 Attention::Cut Attention::cut_of(const Call& call, const Block& block, double most) const {
   const int64_t lanes = static_cast<int64_t>(block.rows.size()) * call.group(), keys = block.keys();
   const double usual = block.usual_keys();
@@ -170,7 +170,7 @@ Attention::Cut Attention::cut_of(const Call& call, const Block& block, double mo
   while (!cut.narrow && cut.share > variant_.wide_lanes && cost_of(false, std::min(cut.share, lanes), usual) > most)
     cut.share /= 2;
   cut.cost = cost_of(cut.narrow, std::min(cut.share, lanes), usual);
-  if (threads_ > 1 && block.rows.size() <= kFewRows)
+  if (threads_ > 1 && block.rows.size() <= kFewRows && plan_.blocks().size() == 1)
     cut.keys = std::max(kShortestSplit, kFixedSplit * call.kv_heads / threads_);
   else if (cut.cost > most)
     cut.keys = std::max(kShortestSplit, static_cast<int64_t>(static_cast<double>(keys) * most / cut.cost) + 1);
