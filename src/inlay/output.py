@@ -365,7 +365,8 @@ class AnswerState:
         for at in range(len(self.token_ids) - event.start, len(event.token_ids)):
             self._take(event, at)
             if stream.stopped is not None:
-                # of the tokens behind the stop, the last one comes from the model and the others from a draft
+                # Of the tokens behind the stop, the last one is the model's own, and the others are a draft's. An event
+                # of several passes, after one that could not be told, counts one too few for each further pass.
                 self.accepted = max(0, self.accepted - max(0, len(event.token_ids) - at - 2))
                 self._end("stop", stream.stopped)
                 return event.finish_reason is None

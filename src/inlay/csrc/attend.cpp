@@ -79,12 +79,10 @@ void Attention::attend(const Call& call, Workspace& workspace) {
   struct Next { std::atomic<size_t> task{0}; std::atomic<int64_t> merge{0}; };
   std::vector<Next> next(slices_.size());
   std::atomic<bool> out_of_memory{false};
-  int32_t most_parts = 0;  // of one row
-  for (const Merge& merge : merges_) most_parts = std::max(most_parts, merge.count);
-  std::vector<int64_t> lanes(static_cast<size_t>(threads_) * static_cast<size_t>(most_parts));
+  std::vector<int64_t> lanes(static_cast<size_t>(threads_) * static_cast<size_t>(most_parts_));
   run_parallel(threads_, [&](Team& team, int thread) {
     write(call, rows * thread / team.threads(), rows * (thread + 1) / team.threads());
-    int64_t* own = lanes.data() + thread * most_parts;
+    int64_t* own = lanes.data() + thread * most_parts_;
     for (size_t s = 0; s < slices_.size(); ++s) {
       const Slice& slice = slices_[s];
       team.barrier();
@@ -143,6 +141,7 @@ void Attention::share_out(const Call& call, int64_t most_partials) {
   merges_.clear();
   parts_.clear();
   partial_lanes_ = 0;
+  most_parts_ = 0;
   slices_ = slices_of(call, most_partials);
   for (Slice& slice : slices_) fill_slice(call, slice);
   shape_ = shape;  // last: after bad_alloc nothing here is valid
@@ -274,6 +273,7 @@ void Attention::add_merges(const Call& call, const Slice& slice) {
     }
     const auto count = static_cast<int32_t>(parts_.size()) - first;
     if (count > 0) merges_.push_back({row, first, count});
+    most_parts_ = std::max(most_parts_, count);
   }
 }
 

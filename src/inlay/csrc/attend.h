@@ -101,6 +101,7 @@ class Attention {
   struct Part { int64_t at, head_step; };
   std::vector<Part> parts_;
   int64_t partial_lanes_ = 0;       // those of the largest slice
+  int32_t most_parts_ = 0;          // of one row
   std::vector<int32_t> shifts_;
   std::vector<float> cos_, sin_;
   std::vector<float> frequencies_;  // the frequencies of cos_ and sin_

@@ -99,7 +99,6 @@ INLINE vf largest(vf a, vf b) {  // b if a is NaN
 #endif
 }
 
-
 // A row of logits, vector by vector. The last one is padded with -inf.
 template <class T>
 struct Row {

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -29,8 +30,9 @@ class HeldInterrupts:
         if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
-                self._before = handler
-                signal.signal(signal.SIGINT, self._hold)
+                with suppress(ValueError):  # a subinterpreter gets no signals
+                    signal.signal(signal.SIGINT, self._hold)
+                    self._before = handler
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
