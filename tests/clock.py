@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+_YEAR_9999 = 253_370_764_800.0
+
 
 class Clock:
     """The clocks of the module ``time``, for the whole process.
 
     ``time`` and ``monotonic``, which lifetimes go by, stand still unless a test advances them. ``perf_counter``, which
     measures durations, runs on until ``stop``. Waits for threads keep the system's clock, timers of asyncio do not.
+
+    Python prints no date after the year 9999. A server of another test would end if it were told such a time.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,10 +31,15 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Let time pass on all clocks."""
         self._ahead_s += seconds
+        self._check()
 
     def jump(self, seconds: float) -> None:
         """Set the calendar forward, or back with a negative number, as an administrator may."""
         self._jumped_s += seconds
+        self._check()
+
+    def _check(self) -> None:
+        assert time.time() < _YEAR_9999, "see the class"
 
     def stop(self) -> None:
         """Let ``perf_counter`` stand still as well."""
