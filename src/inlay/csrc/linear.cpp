@@ -14,6 +14,7 @@ RunLinear<T> linear_by_name(const char* name) {
 #ifdef INLAY_HAS_AVX2
   if constexpr (std::is_same<T, uint16_t>::value)
     if (asked("avx512bf16") && INLAY_CPU_AVX512BF16) return linear_avx512bf16;
+  if (asked("avx512") && INLAY_CPU_AVX512) return linear_avx512;
   if (asked("avx2") && INLAY_CPU_AVX2) return linear_avx2;
 #endif
   if (asked("portable")) return linear_portable;

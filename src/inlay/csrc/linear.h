@@ -31,6 +31,8 @@ template <class T>
 using RunLinear = void (*)(const Linear<T>& layer, int threads);
 
 void linear_avx512bf16(const Linear<uint16_t>& layer, int threads);
+void linear_avx512(const Linear<uint16_t>& layer, int threads);
+void linear_avx512(const Linear<float>& layer, int threads);
 void linear_avx2(const Linear<uint16_t>& layer, int threads);
 void linear_avx2(const Linear<float>& layer, int threads);
 void linear_portable(const Linear<uint16_t>& layer, int threads);

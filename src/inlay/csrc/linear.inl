@@ -2,11 +2,11 @@
 // Included by the versions that define VL, the floats of a vector, and LINEAR, the name of the function.
 //
 // Up to 3 rows: weight rows are read once and widened in registers. Reading the weights is the lower bound of the time.
-// Up to 48 rows: the same for 2 outputs at a time, in shares that wait in the second-level cache for groups of up to 5
-// rows. Reading the weights is the lower bound of up to 5 rows, and the products that of more.
+// Up to 48 rows: the same for 2 outputs at a time (3 with AVX-512), in shares that wait in the second-level cache for
+// groups of up to 5 rows (8). Reading the weights is the lower bound of one group, and the products that of more.
 // More rows: rows of x are the lanes of vectors, as in linear_avx512bf16.cpp. A block of weights is widened once for all
-// rows. It lies in the second-level cache, and one number at a time is broadcast to 16 rows. The products are the lower
-// bound.
+// rows. It lies in the second-level cache, and one number at a time is broadcast to 16 rows (32). The products are the
+// lower bound.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -26,17 +26,19 @@ namespace {
 
 #include "simd.h"
 
-constexpr int64_t kSome = 48;         // rows up to which weights are widened in registers
-constexpr int kGroupRows = 5;         // rows and
-constexpr int kGroupOuts = 2;         // outputs whose sums fill the registers
-constexpr int64_t kStretch = 1216;    // inputs at a time: those of a group fill most of the first-level cache
-constexpr int64_t kMostOuts = 48;     // outputs of one share
-constexpr int64_t kSharesEach = 4;    // shares of one thread, at least: a slow thread takes fewer
-constexpr int64_t kTile = 16;         // rows of x that are lanes at the same time
-constexpr int64_t kHalf = kTile / 2;  // and those of the last tile, if it has no more
-constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill half of the first-level cache
-constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
-constexpr int64_t kRows = 512;        // rows at a time, so that the sums of a share stay in the second-level cache
+constexpr bool kManyRegisters = VL == 16;  // 32 in place of 16
+constexpr int64_t kSome = 48;              // rows up to which weights are widened in registers
+constexpr int kGroupRows = kManyRegisters ? 8 : 5;          // rows and
+constexpr int kGroupOuts = kManyRegisters ? 3 : 2;          // outputs whose sums fill the registers
+constexpr int64_t kStretch = kManyRegisters ? 736 : 1216;   // inputs at a time: a group's fill most of the first-level cache
+constexpr int64_t kMostOuts = 48;                           // outputs of one share
+constexpr int64_t kSharesEach = 4;  // shares of one thread, at least: a slow thread takes fewer
+constexpr int64_t kTile = kManyRegisters ? 32 : 16;  // rows of x that are lanes at the same time
+constexpr int kTileOuts = kManyRegisters ? 12 : 6;   // outputs whose sums for a tile fill the registers
+constexpr int64_t kHalf = kTile / 2;                 // rows of the last tile, if it has no more
+constexpr int64_t kBlock = 256;  // inputs at a time: a tile's fill the first-level cache, or half of it
+constexpr int64_t kOuts = 48;    // outputs of one share of work: whole groups of 6, 8, 12 and 24
+constexpr int64_t kRows = 512;   // rows at a time, so that the sums of a share stay in the second-level cache
 template <class T>  // weights of one share, for kGroupOuts: two shares fit the second-level cache
 constexpr int64_t kShare = (1 << 15) / sizeof(T);
 template <class T>
@@ -157,7 +159,9 @@ struct Ahead {
 
 // The same number, kept in a register. GCC would read it from memory for each product.
 INLINE vf kept(vf number) {
-#if defined(__AVX__)
+#if defined(__AVX512F__)
+  asm("" : "+v"(number));
+#elif defined(__AVX__)
   asm("" : "+x"(number));
 #endif
   return number;
@@ -183,7 +187,8 @@ INLINE void multiply_group(const Linear<T>& layer, const float* x, const T* weig
   };
   const int64_t whole = inputs / kPairs * kPairs;
   for (int64_t i = 0; i < whole; i += kPairs) {
-    if (i % kLine<T> == 0) ahead->fetch();
+    if (i % kLine<T> == 0)
+      for (int64_t line = 0; line < kPairs; line += kLine<T>) ahead->fetch();
     for (int o = 0; o < O; ++o) pairs[o] = pair_at(weight + o * layer.in + i);
     add();
   }
@@ -235,6 +240,11 @@ void some_rows(const Linear<T>& layer, int threads) {
           const float* x = groups.at(g, input);
           float* to = sums + groups.first(g);
           switch (groups.first(g + 1) - groups.first(g)) {
+#if VL == 16
+            case 8: multiply_share<8>(layer, x, weight, count, inputs, to, &ahead); break;
+            case 7: multiply_share<7>(layer, x, weight, count, inputs, to, &ahead); break;
+            case 6: multiply_share<6>(layer, x, weight, count, inputs, to, &ahead); break;
+#endif
             case 5: multiply_share<5>(layer, x, weight, count, inputs, to, &ahead); break;
             case 4: multiply_share<4>(layer, x, weight, count, inputs, to, &ahead); break;
             default: multiply_share<3>(layer, x, weight, count, inputs, to, &ahead);
@@ -358,11 +368,11 @@ void share(const Linear<T>& layer, const Lanes& lanes, int64_t first, int64_t ou
       const float* x = lanes.at(tile, input);
       float* to = sums + tile * size;
       if (lanes.width(tile) == kTile)
-        for (int64_t out = 0; out < outs; out += 6)
-          multiply<kTile / VL, 6>(x, weight + out * kBlock, inputs, to + out * kTile);
+        for (int64_t out = 0; out < outs; out += kTileOuts)
+          multiply<kTile / VL, kTileOuts>(x, weight + out * kBlock, inputs, to + out * kTile);
       else
-        for (int64_t out = 0; out < outs; out += 12)
-          multiply<kHalf / VL, 12>(x, weight + out * kBlock, inputs, to + out * kHalf);
+        for (int64_t out = 0; out < outs; out += 2 * kTileOuts)
+          multiply<kHalf / VL, 2 * kTileOuts>(x, weight + out * kBlock, inputs, to + out * kHalf);
     }
   }
   for (int64_t tile = 0; tile < lanes.tiles(); ++tile)

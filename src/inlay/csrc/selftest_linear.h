@@ -54,7 +54,7 @@ bool multiplies(RunLinear<T> run, unsigned seed) {
 template <class T>
 int linear_failures_in(const char* type, int products, unsigned first) {
   int failures = 0;
-  for (const char* name : {"avx512bf16", "avx2", "portable"}) {
+  for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"}) {
     const RunLinear<T> run = linear_by_name<T>(name);
     if (run == nullptr) continue;
     int failed = 0;

@@ -110,7 +110,8 @@ class DirectLinear(FrozenLinear):
         weight: (out_features, in_features), contiguous, fp32 or bfloat16. The layer shares it, for example with a tied
             embedding.
         bias: (out_features,) or None.
-        instruction_set: "avx512bf16" (in bfloat16 alone), "avx2" or "portable"; "" for the best one that runs here.
+        instruction_set: "avx512bf16" (in bfloat16 alone), "avx512", "avx2" or "portable"; "" for the best one that runs
+            here.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, instruction_set: str = "") -> None:
@@ -151,8 +152,8 @@ def can_multiply(weight: Tensor) -> bool:
     """Return True if the compiled kernel is the fastest for this weight. It needs no packing."""
     if not weight.is_contiguous() or weight.device.type != "cpu" or not hasattr(kernel, "linear_supported"):
         return False
-    if weight.dtype == torch.float32:  # oneDNN is faster with AVX-512, which the kernel's version for fp32 does not use
-        return kernel.linear_supported("avx2", False) and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if weight.dtype == torch.float32:
+        return bool(kernel.linear_supported("avx2", False))
     return weight.dtype == torch.bfloat16 and (
         kernel.linear_supported("avx512bf16", True) or not can_pack(torch.bfloat16)
     )

@@ -84,7 +84,7 @@ def test_row_of_a_packed_layer_does_not_depend_on_padding(dtype):
 
 def each_version(test):
     """Run a test with every version of the kernel that runs here, in its dtypes."""
-    versions = [(name, dtype) for name in ("avx512bf16", "avx2", "portable") for dtype in DTYPES]
+    versions = [(name, dtype) for name in ("avx512bf16", "avx512", "avx2", "portable") for dtype in DTYPES]
     there = hasattr(kernel, "linear_supported")
     runs = [one for one in versions if there and kernel.linear_supported(one[0], one[1] == torch.bfloat16)]
     return pytest.mark.parametrize(("instruction_set", "dtype"), runs)(test)

@@ -1,0 +1,5 @@
+#include <immintrin.h>
+
+#define VL 16
+#define LINEAR linear_avx512
+#include "linear.inl"
