@@ -177,9 +177,11 @@ class Decoder {
   // Runs all layers. x: (rows, width), replaced by the last one's output. cos, sin: (rows, head_dim).
   void run(char* x, const float* cos, const float* sin, int64_t rows, int threads, Attention& attention,
            Workspace& workspace) const {
-    for (const Layer& each : layers_)
-      each.layer.run(x, cos, sin, rows, threads,
-                     {attention, workspace, each.keys, each.values, each.slots, each.options});
+    run_awake(threads, [&] {
+      for (const Layer& each : layers_)
+        each.layer.run(x, cos, sin, rows, threads,
+                       {attention, workspace, each.keys, each.values, each.slots, each.options});
+    });
   }
 
  private:

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -19,6 +22,7 @@ namespace {
 
 constexpr int kSpins = 2000;  // some microseconds; then the core is free for others
 constexpr int kYields = 200;  // system calls; then the thread sleeps
+constexpr double kAwake = 1e-6;  // seconds until a thread that spins begins a region
 
 void relax(int turn) {
   if (turn > kSpins + kYields) {
@@ -133,6 +137,49 @@ class Pool {
   bool ending_ = false;
 };
 
+// The threads of run_awake. The first one leads, and the others wait for its regions.
+class Crew {
+ public:
+  explicit Crew(int threads) : threads_(threads) {}
+
+  int threads() const { return threads_; }
+
+  // Runs a region of the first `threads` threads. Only for the leader.
+  void run(int threads, const std::function<void(Team&, int)>& body) {
+    Team team(threads);
+    body_ = &body;
+    team_ = &team;
+    working_.store(threads_ - 1, std::memory_order_relaxed);
+    regions_.fetch_add(1, std::memory_order_release);
+    body(team, 0);
+    for (int turn = 0; working_.load(std::memory_order_acquire) > 0; ++turn) relax(turn);
+  }
+
+  // Ends `follow` on all other threads.
+  void end() {
+    body_ = nullptr;
+    regions_.fetch_add(1, std::memory_order_release);
+  }
+
+  void follow(int thread) {
+    for (int64_t seen = 0;; ++seen) {
+      for (int turn = 0; regions_.load(std::memory_order_acquire) == seen; ++turn) relax(turn);
+      if (body_ == nullptr) return;
+      if (thread < team_->threads()) (*body_)(*team_, thread);
+      working_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+ private:
+  const int threads_;
+  const std::function<void(Team&, int)>* body_ = nullptr;
+  Team* team_ = nullptr;
+  std::atomic<int64_t> regions_{0};
+  std::atomic<int> working_{0};
+};
+
+thread_local Crew* led = nullptr;  // the crew that this thread leads, outside of regions
+
 }  // namespace
 
 void Team::barrier() {
@@ -152,6 +199,13 @@ void run_parallel(int threads, const std::function<void(Team&, int)>& body) {
     body(team, 0);
     return;
   }
+  if (led != nullptr) {
+    Crew* const crew = led;
+    led = nullptr;
+    crew->run(std::min(threads, crew->threads()), body);
+    led = crew;
+    return;
+  }
   if (openmp().found()) {
     Region region{&body, threads};
     openmp().parallel(enter, &region, static_cast<unsigned>(threads), 0);
@@ -160,6 +214,30 @@ void run_parallel(int threads, const std::function<void(Team&, int)>& body) {
   }
   static Pool pool;
   pool.run(threads, body);
+}
+
+void run_awake(int threads, const std::function<void()>& work) {
+  if (threads <= 1 || led != nullptr) return work();
+  std::optional<Crew> crew;
+  std::atomic<Crew*> made{nullptr};
+  std::exception_ptr error;
+  run_parallel(threads, [&](Team& team, int thread) {
+    if (thread > 0) {
+      Crew* found;
+      for (int turn = 0; !(found = made.load(std::memory_order_acquire)); ++turn) relax(turn);
+      return found->follow(thread);
+    }
+    led = &crew.emplace(team.threads());
+    made.store(led, std::memory_order_release);
+    try {
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    led = nullptr;
+    crew->end();
+  });
+  if (error) std::rethrow_exception(error);
 }
 
 namespace {
@@ -186,8 +264,10 @@ double waking(int threads) {
 
 int worthwhile(int threads, double seconds) {
   if (threads <= 1) return 1;
-  static const double least = waking(threads);
-  return seconds - seconds / threads > least ? threads : 1;
+  const double saved = seconds - seconds / threads;
+  if (led != nullptr) return saved > kAwake ? threads : 1;
+  static const double asleep = waking(threads);
+  return saved > asleep ? threads : 1;
 }
 
 const char* threading() { return openmp().found() ? "openmp" : "std"; }

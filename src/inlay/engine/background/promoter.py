@@ -234,8 +234,9 @@ class Popularity:
         """Enforce the limits."""
         tables = self._tables.values()
         over = sum(len(table.asked) for table in tables) - MOST_NODES
-        for salt in _in_turns({salt: len(table.asked) for salt, table in self._tables.items()}, over):
-            self._drop(self._tables[salt], next(iter(self._tables[salt].asked)))
+        if over > 0:
+            for salt in _in_turns({salt: len(table.asked) for salt, table in self._tables.items()}, over):
+                self._drop(self._tables[salt], next(iter(self._tables[salt].asked)))
         while sum(map(_waiting_tokens, tables)) > MOST_WAITING:
             most = max(tables, key=_waiting_tokens)
             most.stop_waiting(next(iter(most.waiting)))
@@ -288,9 +289,10 @@ class RequestCounts:
         while len(self._tables) > MOST_SALTS:
             self._size -= len(self._tables.pop(_least(self._tables, salt, len)))
         over = self._size - MOST_NODES
-        for most in _in_turns({whose: len(asked) for whose, asked in self._tables.items()}, over):
-            self._tables[most].popitem(last=False)
-            self._size -= 1
+        if over > 0:
+            for most in _in_turns({whose: len(asked) for whose, asked in self._tables.items()}, over):
+                self._tables[most].popitem(last=False)
+                self._size -= 1
 
     def clear(self) -> None:
         """Forget everything."""
@@ -305,8 +307,6 @@ def _least(tables: Mapping[str, _T], but: str, size: Callable[[_T], int]) -> str
 
 def _in_turns(sizes: Mapping[str, int], count: int) -> Iterator[str]:
     """The salts to take one item from, ``count`` times: each time the largest at that point."""
-    if count <= 0:
-        return
     heap = [(-size, salt) for salt, size in sizes.items()]
     heapify(heap)
     for _ in range(count):
