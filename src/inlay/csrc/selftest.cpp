@@ -7,10 +7,12 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -209,6 +211,54 @@ bool waits_idle() {
   return false;
 }
 
+// Every thread of a crew runs each region once, in their order, also after an exception and beside other crews.
+bool runs_awake() {
+  constexpr int kRegions = 2000, kThreads = 3;
+  const auto lead = [](bool* right) {
+    for (const bool fails : {false, true}) {
+      int caught = 0;
+      std::atomic<int> entered{0};
+      std::atomic<bool> in_order{true};
+      try {
+        run_awake(kThreads, [&] {
+          for (int region = 0; region < kRegions; ++region) {
+            const int threads = 1 + region % kThreads;
+            run_parallel(threads, [&](Team& team, int) {
+              const int before = entered.load();
+              team.barrier();
+              entered.fetch_add(1);
+              if (before != region * kThreads) in_order = false;
+            });
+            if (entered.exchange((region + 1) * kThreads) != region * kThreads + threads) in_order = false;
+          }
+          run_awake(kThreads, [] { run_parallel(kThreads, [](Team& team, int) { team.barrier(); }); });
+          if (fails) throw std::runtime_error("on purpose");
+        });
+      } catch (const std::runtime_error&) {
+        ++caught;
+      }
+      *right = *right && in_order && caught == fails && entered == kRegions * kThreads;
+    }
+  };
+  bool here = true, there = true;
+  std::thread beside(lead, &there);
+  lead(&here);
+  beside.join();
+  if (!here || !there) std::printf("regions of a crew did not run once on each of their threads\n");
+  return here && there;
+}
+
+// A thread that has no region to run leaves its core to others, too.
+bool follows_idle() {
+  static constexpr double kWait = 0.5;
+  const std::clock_t before = std::clock();  // the processor time of all threads
+  run_awake(2, [] { std::this_thread::sleep_for(std::chrono::duration<double>(kWait)); });
+  const double busy = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  if (busy < 0.2 * kWait) return true;
+  std::printf("a crew without work for %.1f s was busy for %.2f s\n", kWait, busy);
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -217,7 +267,7 @@ int main(int argc, char** argv) {
   const char* names[8];
   const int count = variant_names(names, 8);
   std::printf("threads of: %s\n", threading());
-  int failures = !waits_idle() + scan_failures(plans, first) + linear_failures(plans, first);
+  int failures = !waits_idle() + !follows_idle() + !runs_awake() + scan_failures(plans, first) + linear_failures(plans, first);
   for (int i = 0; i < plans; ++i) failures += !refuses_nonsense(first + static_cast<unsigned>(i));
   for (int n = 0; n < count; ++n) {
     const Variant& variant = variant_by_name(names[n]);
