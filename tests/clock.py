@@ -30,16 +30,16 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass on all clocks."""
+        self._check(seconds)
         self._ahead_s += seconds
-        self._check()
 
     def jump(self, seconds: float) -> None:
         """Set the calendar forward, or back with a negative number, as an administrator may."""
+        self._check(seconds)
         self._jumped_s += seconds
-        self._check()
 
-    def _check(self) -> None:
-        assert time.time() < _YEAR_9999, "see the class"
+    def _check(self, seconds: float) -> None:
+        assert time.time() + seconds < _YEAR_9999, "see the class"
 
     def stop(self) -> None:
         """Let ``perf_counter`` stand still as well."""

@@ -20,7 +20,7 @@
 namespace inlay {
 namespace {
 
-constexpr int kSpins = 2000;  // some microseconds; then the core is free for others
+constexpr int kSpins = 150;   // some microseconds; then the core is free for others
 constexpr int kYields = 200;  // system calls; then the thread sleeps
 constexpr double kAwake = 1e-6;  // seconds until a thread that spins begins a region
 
@@ -264,6 +264,7 @@ double waking(int threads) {
 
 int worthwhile(int threads, double seconds) {
   if (threads <= 1) return 1;
+  if (led != nullptr) threads = std::min(threads, led->threads());
   const double saved = seconds - seconds / threads;
   if (led != nullptr) return saved > kAwake ? threads : 1;
   static const double asleep = waking(threads);

@@ -20,7 +20,8 @@ class Team {
   std::atomic<int> round_{0};
 };
 
-// Runs body(team, thread) on `threads` threads and returns when all have ended. Body must not throw.
+// Runs body(team, thread) on `threads` threads and returns when all have ended. Body must neither throw nor start another
+// region.
 void run_parallel(int threads, const std::function<void(Team&, int)>& body);
 
 // Runs `work` on this thread. The regions that it runs find up to `threads` threads awake: they wait by spinning for some
@@ -29,7 +30,7 @@ void run_awake(int threads, const std::function<void()>& work);
 
 // Returns how many of the threads to use for a region that takes one thread `seconds`: all of them, or one if waking them
 // takes longer than they save. Waking a sleeping thread takes some microseconds, and up to 100 in a virtual machine. It
-// is measured once in a process. In run_awake, it takes less than one.
+// is measured once in a process. In run_awake, it takes less than one while they spin.
 int worthwhile(int threads, double seconds);
 
 // The runtime of the threads: "openmp" (the process's own OpenMP runtime) or "std".

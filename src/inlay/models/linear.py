@@ -2,7 +2,7 @@
 
 A stock ``nn.Linear`` in bfloat16 repacks its weight at every call. With few rows this costs more than the product. If
 the processor multiplies pairs of bf16 with AVX-512, or fp32 alone, the compiled kernel reads such weights in the layout
-of a checkpoint, and nothing is packed. On processors with AVX2 and without AVX-512, it also reads fp32 weights. Other
+of a checkpoint, and nothing is packed. On processors with AVX2 or AVX-512, it also reads fp32 weights. Other
 weights are packed once, at load, into the blocks that oneDNN reads.
 """
 
