@@ -26,19 +26,20 @@ namespace {
 
 #include "simd.h"
 
-constexpr bool kManyRegisters = VL == 16;  // 32 in place of 16
-constexpr int64_t kSome = 48;              // rows up to which weights are widened in registers
-constexpr int kGroupRows = kManyRegisters ? 8 : 5;          // rows and
-constexpr int kGroupOuts = kManyRegisters ? 3 : 2;          // outputs whose sums fill the registers
-constexpr int64_t kStretch = kManyRegisters ? 736 : 1216;   // inputs at a time: a group's fill most of the first-level cache
-constexpr int64_t kMostOuts = 48;                           // outputs of one share
-constexpr int64_t kSharesEach = 4;  // shares of one thread, at least: a slow thread takes fewer
+constexpr bool kManyRegisters = VL == 16;           // 32 in place of 16
+constexpr int64_t kSome = 48;                       // rows up to which weights are widened in registers
+constexpr int kGroupRows = kManyRegisters ? 8 : 5;  // rows and
+constexpr int kGroupOuts = kManyRegisters ? 3 : 2;  // outputs whose sums fill the registers
+// Inputs at a time: those of a group fill most of the first-level cache.
+constexpr int64_t kStretch = kManyRegisters ? 736 : 1216;
+constexpr int64_t kMostOuts = 48;                    // outputs of one share
+constexpr int64_t kSharesEach = 4;                   // shares of one thread, at least: a slow thread takes fewer
 constexpr int64_t kTile = kManyRegisters ? 32 : 16;  // rows of x that are lanes at the same time
 constexpr int kTileOuts = kManyRegisters ? 12 : 6;   // outputs whose sums for a tile fill the registers
 constexpr int64_t kHalf = kTile / 2;                 // rows of the last tile, if it has no more
-constexpr int64_t kBlock = 256;  // inputs at a time: a tile's fill the first-level cache, or half of it
-constexpr int64_t kOuts = 48;    // outputs of one share of work: whole groups of 6, 8, 12 and 24
-constexpr int64_t kRows = 512;   // rows at a time, so that the sums of a share stay in the second-level cache
+constexpr int64_t kBlock = 256;                      // inputs at a time: a tile's fill at most the first-level cache
+constexpr int64_t kOuts = 48;                        // outputs of one share of work: whole groups of 6, 12 and 24
+constexpr int64_t kRows = 512;  // rows at a time, so that the sums of a share stay in the second-level cache
 template <class T>  // weights of one share, for kGroupOuts: two shares fit the second-level cache
 constexpr int64_t kShare = (1 << 15) / sizeof(T);
 template <class T>

@@ -20,8 +20,8 @@
 namespace inlay {
 namespace {
 
-constexpr int kSpins = 150;   // some microseconds; then the core is free for others
-constexpr int kYields = 200;  // system calls; then the thread sleeps
+constexpr int kSpins = 150;      // some microseconds; then the core is free for others
+constexpr int kYields = 200;     // system calls; then the thread sleeps
 constexpr double kAwake = 1e-6;  // seconds until a thread that spins begins a region
 
 void relax(int turn) {
@@ -145,37 +145,43 @@ class Crew {
   int threads() const { return threads_; }
 
   // Runs a region of the first `threads` threads. Only for the leader.
-  void run(int threads, const std::function<void(Team&, int)>& body) {
+  void run(int threads, const std::function<void(Team&, int)>& body) noexcept {
     Team team(threads);
     body_ = &body;
     team_ = &team;
-    working_.store(threads_ - 1, std::memory_order_relaxed);
-    regions_.fetch_add(1, std::memory_order_release);
+    working_.store(threads - 1, std::memory_order_relaxed);
+    call(threads);
     body(team, 0);
     for (int turn = 0; working_.load(std::memory_order_acquire) > 0; ++turn) relax(turn);
   }
 
   // Ends `follow` on all other threads.
-  void end() {
-    body_ = nullptr;
-    regions_.fetch_add(1, std::memory_order_release);
-  }
+  void end() { call(0); }
 
   void follow(int thread) {
-    for (int64_t seen = 0;; ++seen) {
-      for (int turn = 0; regions_.load(std::memory_order_acquire) == seen; ++turn) relax(turn);
-      if (body_ == nullptr) return;
-      if (thread < team_->threads()) (*body_)(*team_, thread);
+    int64_t seen = 0, now;
+    while (true) {
+      for (int turn = 0; (now = calls_.load(std::memory_order_acquire)) == seen; ++turn) relax(turn);
+      seen = now;
+      const int64_t threads = now % kCall;
+      if (threads == 0) return;
+      if (thread >= threads) continue;  // the region may have ended by now
+      (*body_)(*team_, thread);
       working_.fetch_sub(1, std::memory_order_release);
     }
   }
 
  private:
+  static constexpr int64_t kCall = int64_t{1} << 32;
+
+  void call(int threads) { calls_.store(++number_ * kCall + threads, std::memory_order_release); }
+
   const int threads_;
   const std::function<void(Team&, int)>* body_ = nullptr;
   Team* team_ = nullptr;
-  std::atomic<int64_t> regions_{0};
-  std::atomic<int> working_{0};
+  int64_t number_ = 0;
+  std::atomic<int64_t> calls_{0};  // number of the last call * kCall + its threads, 0 for the end
+  std::atomic<int> working_{0};    // followers in the region
 };
 
 thread_local Crew* led = nullptr;  // the crew that this thread leads, outside of regions
@@ -264,11 +270,12 @@ double waking(int threads) {
 
 int worthwhile(int threads, double seconds) {
   if (threads <= 1) return 1;
-  if (led != nullptr) threads = std::min(threads, led->threads());
-  const double saved = seconds - seconds / threads;
-  if (led != nullptr) return saved > kAwake ? threads : 1;
-  static const double asleep = waking(threads);
-  return saved > asleep ? threads : 1;
+  if (led != nullptr) {
+    threads = std::min(threads, led->threads());
+    return seconds - seconds / threads > kAwake ? threads : 1;
+  }
+  static const double least = waking(threads);
+  return seconds - seconds / threads > least ? threads : 1;
 }
 
 const char* threading() { return openmp().found() ? "openmp" : "std"; }

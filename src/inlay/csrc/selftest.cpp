@@ -211,7 +211,7 @@ bool waits_idle() {
   return false;
 }
 
-// Every thread of a crew runs each region once, in their order, also after an exception and beside other crews.
+// Every thread of a crew runs each region once, in their order, also after an exception and if two threads ask for one.
 bool runs_awake() {
   constexpr int kRegions = 2000, kThreads = 3;
   const auto lead = [](bool* right) {
