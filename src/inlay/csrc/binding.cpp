@@ -58,6 +58,8 @@ NB_MODULE(_kernel, m) {
   m.doc() = "inlay's compiled CPU kernel";
   m.def("instruction_sets", &instruction_sets, "Names of the versions that run on this processor, best first.");
   m.def("threading", [] { return std::string(threading()); }, "Whose threads do the work: 'openmp' or 'std'.");
+  m.def("run_awake", [](int threads, const nb::callable& work) { run_awake(threads, [&] { work(); }); },
+        "Calls `work` on this thread. The kernel's calls in it find the threads awake (parallel.h).");
 
   nb::enum_<Type>(m, "Type", "Of the numbers of a tensor; int8 has a scale behind each row.")
       .value("float32", Type::f32)

@@ -1,8 +1,9 @@
 // Linear layers with AVX-512's products of bf16 pairs, summed in fp32.
 //
-// Up to 4 rows: weight rows are read once, from front to back, and multiplied by all rows of x while they are in
-// registers. Reading the weights is the lower bound of the time.
-// Up to 24 rows: the same for up to 8 rows of x at a time. The next rows of x find the weights in the cache.
+// Up to 24 rows: weight rows are read once, and multiplied by up to 8 rows of x while they are in registers. The next
+// rows of x find the weights in the cache. Long rows of x are cut into stretches, so that they stay in the first-level
+// cache for several groups of outputs. Up to about 8 rows, reading the weights is the lower bound of the time. The numbers
+// of a row are added in the same order whatever the number of rows, so a token has the same bits alone and with a draft.
 // More rows: as in the attention kernel, rows of x are the lanes of vectors (pairs of inputs side by side, 16 to 64
 // rows), and one pair of a weight row at a time is broadcast to all of them. The products are the lower bound. Weights
 // are read once for every 64 rows.
@@ -31,120 +32,94 @@ namespace {
 
 using Layer = Linear<uint16_t>;
 
-constexpr int64_t kFew = 4;           // rows up to which reading the weights is the lower bound
-constexpr int64_t kSome = 24;         // rows up to which a broadcast of each pair of weights takes longer than loading it
-constexpr int64_t kBlock = 8;         // rows of x at a time up to kSome
-constexpr int64_t kTile = 64;         // rows of x that are lanes at the same time
-constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
+constexpr int64_t kFew = 4;         // rows whose inputs of one stretch or more stay in the first-level cache
+constexpr int64_t kSome = 24;       // rows up to which a broadcast of each pair of weights takes longer than loading it
+constexpr int64_t kBlock = 8;       // rows of x at a time up to kSome
+constexpr int64_t kStretch = 1216;  // inputs at a time: those of a block fill half of the first-level cache
+constexpr int64_t kGroups = 8;      // groups of outputs that one stretch of a block is multiplied by in turn
+constexpr int64_t kDistance = 2;    // groups between a product and the prefetched weights, at least
+constexpr int64_t kTile = 64;       // rows of x that are lanes at the same time
+constexpr int64_t kOuts = 48;       // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kNone = -1;
 
 INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
   return (__m512bh)_mm512_maskz_loadu_epi16(which, from);
 }
 
-// J outputs of M rows. The sums of a single row use several registers, because each addition waits for the last.
-template <int M, int J>
-INLINE void dot(const Layer& layer, int64_t first) {
-  constexpr int kSpread = M == 1 ? 4 : M == 2 ? 2 : 1;
-  const uint16_t* weight[J];
-  for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
-  // one row in one stream needs no prefetch
-  const int64_t next = J > 1 && first + 2 * J <= layer.out ? J * layer.in : 0;
-  __m512 sum[M][J][kSpread];
-  for (int m = 0; m < M; ++m)
-    for (int j = 0; j < J; ++j)
-      for (int s = 0; s < kSpread; ++s) sum[m][j][s] = _mm512_setzero_ps();
-  auto add = [&](int64_t i, int s, __mmask32 which) {
-    __m512bh w[J];
-    for (int j = 0; j < J; ++j) {
-      w[j] = pairs_at(weight[j] + i, which);
-      if (J > 1 && next) __builtin_prefetch(weight[j] + next + i, 0, 2);
-    }
-    for (int m = 0; m < M; ++m) {
-      const __m512bh x = pairs_at(layer.x + m * layer.x_stride + i, which);
-      for (int j = 0; j < J; ++j) sum[m][j][s] = _mm512_dpbf16_ps(sum[m][j][s], x, w[j]);
-    }
-  };
-  int64_t i = 0;
-  for (; i + 32 * kSpread <= layer.in; i += 32 * kSpread)
-    for (int s = 0; s < kSpread; ++s) add(i + 32 * s, s, ~0u);
-  for (; i < layer.in; i += 32) add(i, 0, layer.in - i >= 32 ? ~0u : (1u << (layer.in - i)) - 1);
-  for (int j = 0; j < std::min<int64_t>(J, layer.out - first); ++j) {
-    const float bias = layer.bias ? from_bf16(layer.bias[first + j]) : 0.0f;
-    for (int m = 0; m < M; ++m) {
-      for (int s = 1; s < kSpread; ++s) sum[m][j][0] = _mm512_add_ps(sum[m][j][0], sum[m][j][s]);
-      layer.y[m * layer.y_stride + first + j] = to_bf16(_mm512_reduce_add_ps(sum[m][j][0]) + bias);
-    }
-  }
-}
+// Weights that this thread multiplies later, fetched into the second-level cache line by line. One row alone needs none:
+// it reads its weights from front to back.
+struct Ahead {
+  const char* at;
+  const char* end;
+  int lines;  // for every 32 inputs of a product
 
-template <int M>
-void few_rows(const Layer& layer, int threads) {
-  constexpr int kAtOnce = M == 1 ? 1 : M == 2 ? 2 : 4;  // weight rows for each loaded x
-  const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce;
-  run_parallel(threads, [&](Team& team, int thread) {
-    const int64_t end = groups * (thread + 1) / team.threads();
-    for (int64_t group = groups * thread / team.threads(); group < end; ++group) dot<M, kAtOnce>(layer, group * kAtOnce);
-  });
-}
-
-// J outputs of M rows of x, from row `row` on. x: the rows in turns, 32 inputs of each. Meanwhile, part `part` of
-// `parts` of the weights of the next J outputs is prefetched.
-template <int M, int J>
-INLINE void dot_block(const Layer& layer, const uint16_t* x, int64_t first, int64_t row, int64_t part, int64_t parts) {
-  const uint16_t* weight[J];
-  for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
-  const int64_t ahead = first + 2 * J <= layer.out ? J * layer.in / parts : 0, lines = (J + parts - 1) / parts;
-  const uint16_t *next = layer.weight + (first + J) * layer.in + part * ahead, *last = next + ahead;
-  constexpr int kSums = (M * J + VL - 1) / VL * VL;
-  __m512 sum[kSums];
-#pragma GCC unroll 8
-  for (int j = 0; j < J; ++j) {  // one lane begins with the bias
-    const float bias = layer.bias ? from_bf16(layer.bias[std::min(first + j, layer.out - 1)]) : 0.0f;
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) sum[m * J + j] = _mm512_zextps128_ps512(_mm_set_ss(bias));
+  INLINE void fetch() {
+    for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
   }
-#pragma GCC unroll 16
-  for (int s = M * J; s < kSums; ++s) sum[s] = _mm512_setzero_ps();
+};
+
+template <int M, int J>
+constexpr int kSums = (M * J + VL - 1) / VL * VL;  // of a group and M rows: output j of row m is at j * M + m
+
+// Adds the products of a group of J outputs and M rows of x, for some inputs, to sums. x: the rows in turns, 32 inputs of
+// each. Behind the last output, a group repeats it.
+template <int M, int J>
+INLINE void multiply_group(const Layer& layer, const uint16_t* x, int64_t first, int64_t input, int64_t inputs,
+                           float* sums, Ahead* ahead) {
+  const uint16_t* weight[J];
+  for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in + input;
+  __m512 sum[kSums<M, J>];
+#pragma GCC unroll 32
+  for (int s = 0; s < (kSums<M, J>); ++s) sum[s] = _mm512_setzero_ps();
   auto add = [&](const __m512i* w) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m, x += 32) {
       const __m512i rows = _mm512_loadu_si512(x);
 #pragma GCC unroll 8
-      for (int j = 0; j < J; ++j) sum[m * J + j] = _mm512_dpbf16_ps(sum[m * J + j], (__m512bh)rows, (__m512bh)w[j]);
+      for (int j = 0; j < J; ++j)
+        sum[j * M + m] = _mm512_dpbf16_ps(sum[j * M + m], (__m512bh)rows, (__m512bh)w[j]);
     }
   };
   int64_t i = 0;
   __m512i w[J];
-  for (; i + 32 <= layer.in; i += 32) {
-    for (int64_t line = 0; line < lines && next < last; ++line, next += 32) __builtin_prefetch(next, 0, 2);
+  for (; i + 32 <= inputs; i += 32) {
+    ahead->fetch();
 #pragma GCC unroll 8
     for (int j = 0; j < J; ++j) w[j] = _mm512_loadu_si512(weight[j] + i);
     add(w);
   }
-  if (i < layer.in) {
-    for (int j = 0; j < J; ++j) w[j] = _mm512_maskz_loadu_epi16((1u << (layer.in - i)) - 1, weight[j] + i);
+  if (i < inputs) {
+    for (int j = 0; j < J; ++j) w[j] = _mm512_maskz_loadu_epi16((1u << (inputs - i)) - 1, weight[j] + i);
     add(w);
   }
-  alignas(64) uint16_t sums[kSums];
 #pragma GCC unroll 2
-  for (int s = 0; s < kSums; s += VL) {
+  for (int s = 0; s < (kSums<M, J>); s += VL) {
     vf some[VL];
 #pragma GCC unroll 16
     for (int e = 0; e < VL; ++e) some[e] = (vf)sum[s + e];
-    _mm256_store_si256((__m256i*)(sums + s), (__m256i)_mm512_cvtneps_pbh((__m512)sum_each(some)));
+    store(sums + s, load(sums + s) + sum_each(some));
   }
-  const int64_t outs = std::min<int64_t>(J, layer.out - first), rows = std::min<int64_t>(M, layer.rows - row);
-  for (int64_t m = 0; m < rows; ++m)
-    for (int64_t j = 0; j < outs; ++j) layer.y[(row + m) * layer.y_stride + first + j] = sums[m * J + j];
 }
 
-template <int M>
+// Writes the outputs of a group and M rows from `row` on.
+template <int M, int J>
+INLINE void write_group(const Layer& layer, int64_t first, int64_t row, const float* sums) {
+  const int64_t outs = std::min<int64_t>(J, layer.out - first), rows = std::min<int64_t>(M, layer.rows - row);
+  alignas(64) uint16_t each[kSums<M, J>];
+#pragma GCC unroll 2
+  for (int s = 0; s < (kSums<M, J>); s += VL)
+    _mm256_store_si256((__m256i*)(each + s), (__m256i)_mm512_cvtneps_pbh((__m512)load(sums + s)));
+  for (int64_t m = 0; m < rows; ++m)
+    for (int64_t j = 0; j < outs; ++j) layer.y[(row + m) * layer.y_stride + first + j] = each[j * M + m];
+}
+
+template <int M, int J>
 void some_rows(const Layer& layer, int threads) {
   static thread_local Scratch scratch;
-  constexpr int kAtOnce = 3;  // outputs, with M sums each
-  const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce, blocks = (layer.rows + M - 1) / M;
-  const int64_t lines = (layer.in + 31) / 32;
+  const int64_t blocks = (layer.rows + M - 1) / M, lines = (layer.in + 31) / 32;
+  const int64_t stretches = (layer.in + kStretch - 1) / kStretch, stretch = (lines + stretches - 1) / stretches * 32;
+  const int64_t groups = (layer.out + J - 1) / J;
+  const int64_t most = M > kFew && stretches > 1 ? kGroups : 1;  // groups of one share
   auto* packed = reinterpret_cast<uint16_t*>(scratch.take(blocks * M * lines * 64));
   run_parallel(threads, [&](Team& team, int thread) {
     for (int64_t row = blocks * M * thread / team.threads(); row < blocks * M * (thread + 1) / team.threads(); ++row) {
@@ -156,10 +131,32 @@ void some_rows(const Layer& layer, int threads) {
       }
     }
     team.barrier();
-    const int64_t end = groups * (thread + 1) / team.threads();
-    for (int64_t group = groups * thread / team.threads(); group < end; ++group)
-      for (int64_t block = 0; block < blocks; ++block)
-        dot_block<M, kAtOnce>(layer, packed + block * lines * M * 32, group * kAtOnce, block * M, block, blocks);
+    alignas(64) float sums[kGroups * kSome / kBlock][kSums<M, J>];
+    const int64_t last = groups * (thread + 1) / team.threads();
+    const auto at = [&](int64_t group) {
+      return reinterpret_cast<const char*>(layer.weight + std::min(group * J, layer.out) * layer.in);
+    };
+    int64_t begin = groups * thread / team.threads();
+    Ahead ahead{at(begin + std::max(most, kDistance)), nullptr, M == 1 ? 0 : static_cast<int>((J + blocks - 1) / blocks)};
+    for (; begin < last; begin += most) {
+      const int64_t end = std::min(begin + most, last);
+      ahead.end = at(std::min(begin + most + std::max(most, kDistance), last));
+      for (int64_t group = begin; group < end; ++group)
+        for (int64_t block = 0; block < blocks; ++block) {
+          float* to = sums[(group - begin) * blocks + block];
+          std::memset(to, 0, sizeof sums[0]);
+          for (int64_t j = 0; layer.bias && j < std::min<int64_t>(J, layer.out - group * J); ++j)
+            std::fill(to + j * M, to + (j + 1) * M, from_bf16(layer.bias[group * J + j]));
+        }
+      for (int64_t input = 0; input < layer.in; input += stretch)
+        for (int64_t block = 0; block < blocks; ++block)
+          for (int64_t group = begin; group < end; ++group)
+            multiply_group<M, J>(layer, packed + (block * lines * 32 + input) * M, group * J, input,
+                              std::min(stretch, layer.in - input), sums[(group - begin) * blocks + block], &ahead);
+      for (int64_t group = begin; group < end; ++group)
+        for (int64_t block = 0; block < blocks; ++block)
+          write_group<M, J>(layer, group * J, block * M, sums[(group - begin) * blocks + block]);
+    }
   });
 }
 
@@ -285,20 +282,18 @@ void many_rows(const Layer& layer, int threads) {
 }  // namespace
 
 void linear_avx512bf16(const Layer& layer, int threads) {
-  switch (layer.rows) {
-    case 0: return;
-    case 1: return few_rows<1>(layer, threads);
-    case 2: return few_rows<2>(layer, threads);
-    case 3: return few_rows<3>(layer, threads);
-    case kFew: return few_rows<kFew>(layer, threads);
-  }
+  if (layer.rows == 0) return;
   if (layer.rows > kSome) return many_rows(layer, threads);
   const int64_t blocks = (layer.rows + kBlock - 1) / kBlock;
-  switch ((layer.rows + blocks - 1) / blocks) {
-    case 5: return some_rows<5>(layer, threads);
-    case 6: return some_rows<6>(layer, threads);
-    case 7: return some_rows<7>(layer, threads);
-    default: some_rows<kBlock>(layer, threads);
+  switch ((layer.rows + blocks - 1) / blocks) {  // rows of a block, and as many outputs as the registers hold sums for
+    case 1: return some_rows<1, 1>(layer, threads);
+    case 2: return some_rows<2, 4>(layer, threads);
+    case 3: return some_rows<3, 4>(layer, threads);
+    case 4: return some_rows<4, 4>(layer, threads);
+    case 5: return some_rows<5, 4>(layer, threads);
+    case 6: return some_rows<6, 4>(layer, threads);
+    case 7: return some_rows<7, 3>(layer, threads);
+    default: some_rows<kBlock, 3>(layer, threads);
   }
 }
 

@@ -1,8 +1,9 @@
 // The narrow kernel: a few lanes, each a query vector along the head dimension. Reading keys and values is the lower
 // bound of its time. The head dimension must be a multiple of 16 (of 2 * VL if Paired).
 //
-// Without pairs, the numbers of a lane are added in the order of the wide kernel, so that a row has the same bits in both
-// (but for windows and sinks, kernel.md): a score over the head dimension, weights and weighted values key by key. Keys are transposed for this.
+// The numbers of a lane are added in the order of the wide kernel, so that a row has the same bits in both (but for
+// windows and sinks, kernel.md): a score over the head dimension, weights and weighted values key by key, or pair by
+// pair. Keys are transposed for this.
 
 // T: see Wide.
 template <class T, bool Paired>
@@ -22,6 +23,8 @@ struct Narrow {
   float* queries;               // (lanes, d)
   float* turned;
   uint16_t* halves;             // rotated, as bf16
+  uint32_t* pairs;              // (lanes, kRow / 2): weights of adjacent keys as bf16, if Paired,
+  float* pair_sums;             // and their sums
   float* sums;                  // (lanes, d)
   float* scores;                // (lanes, kRow)
   float* across;                // (d, keys of a span), if not Paired
@@ -45,18 +48,20 @@ struct Narrow {
 
   Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
     const size_t size = static_cast<size_t>(lanes) * d;
-    const size_t floats = 4 * size + static_cast<size_t>(lanes) * kRow + (Paired ? VL : kSpan) * static_cast<size_t>(d);
-    Arena arena{scratch.take(floats * sizeof(float) + 8 * 64)};
+    const size_t floats = 4 * size + static_cast<size_t>(lanes) * kRow * (Paired ? 2 : 1) + (Paired ? VL : kSpan) * static_cast<size_t>(d);
+    Arena arena{scratch.take(floats * sizeof(float) + 10 * 64)};
     queries = arena.take<float>(size);
     turned = arena.take<float>(size);
     halves = arena.take<uint16_t>(size);
     sums = arena.take<float>(size);
     scores = arena.take<float>(static_cast<size_t>(lanes) * kRow);
+    pairs = Paired ? arena.take<uint32_t>(static_cast<size_t>(lanes) * kRow / 2) : nullptr;
+    pair_sums = Paired ? arena.take<float>(static_cast<size_t>(lanes) * kRow / 2) : nullptr;
     across = Paired ? nullptr : arena.take<float>(static_cast<size_t>(kSpan) * d);
     near = kScaled ? arena.take<uint16_t>(static_cast<size_t>(VL) * d) : nullptr;
     for (int lane = 0; lane < lanes; ++lane) {
       const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
-      for (int i = 0; i < d; ++i) queries[lane * d + i] = element(from, work.call.query.type, i);
+      for (int i = 0; i < d; i += VL) store(queries + lane * d + i, elements(from, work.call.query.type, i));
     }
     std::fill(top, top + kSlots, kNothing);
     std::fill(total, total + kSlots, 0.0f);
@@ -68,11 +73,12 @@ struct Narrow {
       turn(tile.segment[s].shift);
       score(tile, tile.segment[s]);
     }
+    if constexpr (kInteger) {
+      for (int key = 0; key < tile.count; ++key) value_scales[key] = scale_of(tile.values[key], d);
+      std::fill(value_scales + tile.count, value_scales + kKeys, 0.0f);
+    }
     float decay[kSlots];
     weigh(tile, decay);
-    if constexpr (kInteger)
-      for (int key = 0; key < tile.count; ++key) value_scales[key] = scale_of(tile.values[key], d);
-    if constexpr (kScaled) scale_weights(tile);
     if constexpr (VL == 16) {  // with 32 registers a value is converted once for all lanes
       switch (lanes) {
         case 5: return add_values<5>(tile, 0, decay);
@@ -113,7 +119,7 @@ struct Narrow {
       lane_queries = turned;
     }
     if constexpr (Paired)
-      for (int i = 0; i < lanes * d; ++i) halves[i] = to_bf16(lane_queries[i]);
+      for (int i = 0; i < lanes * d; i += VL) store(halves + i, load(lane_queries + i));
   }
 
   // Pass 1: scores of a segment's keys for all lanes. Results after the segment are overwritten or masked.
@@ -213,7 +219,7 @@ struct Narrow {
       for (int v = 0; v < V; ++v) store(scores + (lane + b) * kRow + key + v * VL, sum[b][v]);
   }
 
-  // One vector of keys with products of bf16 pairs, while the keys are in the cache.
+  // One vector of keys with products of bf16 pairs. VL pairs of dimensions at a time stay in registers.
   void score_pairs(const Tile& tile, int key, int end) {
     const char* keys[VL];
     for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, end - 1)];
@@ -228,10 +234,26 @@ struct Narrow {
         keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * d);
       }
     }
-    for (int lane = 0; lane < lanes; ++lane) {
-      const vf product = lane == 0 && !kScaled ? streamed(keys, key) : products(keys, lane);
-      store(scores + lane * kRow + key, kScaled ? product * scale : product);
+    for (int i = 0; i < d / 2; i += VL) {
+      vf square[VL];
+      for (int j = 0; j < VL; ++j) {
+        if constexpr (!kScaled) ask_ahead(ahead, &Tile::keys, key + j, 4 * i, 4 * VL);
+        square[j] = load(reinterpret_cast<const float*>(keys[j]) + i);
+      }
+      transpose<1>(square);
+      int lane = 0;
+      for (; lane + kBlock <= lanes; lane += kBlock) add_pairs<kBlock>(square, lane, i, key);
+      switch (lanes - lane) {
+        case 3: add_pairs<3>(square, lane, i, key); break;
+        case 2: add_pairs<2>(square, lane, i, key); break;
+        case 1: add_pairs<1>(square, lane, i, key); break;
+      }
     }
+    if constexpr (kScaled)
+      for (int lane = 0; lane < lanes; ++lane) {
+        float* score = scores + lane * kRow + key;
+        store(score, load(score) * scale);
+      }
   }
 
   INLINE void convert(const int8_t* from, uint16_t* to) const {
@@ -241,45 +263,37 @@ struct Narrow {
 #endif
   }
 
-  // The first lane's query with VL keys, one after another as they arrive from memory.
-  INLINE vf streamed(const char* const* keys, int key) const {
-    vf sum[VL] = {};
+  // Adds the products of B lanes with VL pairs of dimensions, from pair `first` on, to the scores of VL keys.
+  template <int B>
+  INLINE void add_pairs(const vf* square, int lane, int first, int key) const {
 #ifdef INLAY_PAIRS
+    float* to = scores + lane * kRow + key;
+    const uint16_t* query = halves + static_cast<size_t>(lane) * d + 2 * first;
+    vf sum[B];
+    for (int b = 0; b < B; ++b) sum[b] = first ? load(to + b * kRow) : vf{};
 #pragma GCC unroll 16
-    for (int j = 0; j < VL; ++j) {
-      ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T));
-      for (int i = 0; i < d; i += 2 * VL)
-        sum[j] = (vf)_mm512_dpbf16_ps((__m512)sum[j], (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i),
-                                      (__m512bh)_mm512_loadu_si512(halves + i));
-    }
+    for (int e = 0; e < VL; ++e)
+      for (int b = 0; b < B; ++b) {
+        int pair;
+        std::memcpy(&pair, query + static_cast<size_t>(b) * d + 2 * e, 4);
+        sum[b] = (vf)_mm512_dpbf16_ps((__m512)sum[b], (__m512bh)square[e], (__m512bh)_mm512_set1_epi32(pair));
+      }
+    for (int b = 0; b < B; ++b) store(to + b * kRow, sum[b]);
 #endif
-    return sum_each(sum);
-  }
-
-  // One lane's query with VL keys that are in the cache by now.
-  INLINE vf products(const char* const* keys, int lane) const {
-    vf sum[VL] = {};
-#ifdef INLAY_PAIRS
-    for (int i = 0; i < d; i += 2 * VL) {
-      const auto q = (__m512bh)_mm512_loadu_si512(halves + static_cast<size_t>(lane) * d + i);
-#pragma GCC unroll 16
-      for (int j = 0; j < VL; ++j)
-        sum[j] = (vf)_mm512_dpbf16_ps((__m512)sum[j], (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i), q);
-    }
-#endif
-    return sum_each(sum);
   }
 
   // Pass 2: from scores to weights, and the factor of each lane's sums so far.
   void weigh(const Tile& tile, float* decay) {
     const Options& options = work.call.options;
     const float factor = factor_of(options);
-    const int count = (tile.count + VL - 1) / VL * VL;
+    const float never = -std::numeric_limits<float>::infinity();
+    const int count = (tile.count + VL - 1) / VL * VL, paired = (tile.count + 2 * VL - 1) / (2 * VL) * (2 * VL);
     float highest[kSlots] = {};
     for (int lane = 0; lane < lanes; ++lane) {
       float* score = scores + lane * kRow;
-      std::fill(score + tile.count, score + count, -std::numeric_limits<float>::infinity());
+      std::fill(score + tile.count, score + count, never);
       if (tile.masked || is_changed(options)) prepare(tile, lane, count);
+      if constexpr (Paired) std::fill(score + count, score + paired, never);
       vf most = load(score);
       for (int key = VL; key < count; key += VL) most = larger(most, load(score + key));
       highest[lane] = largest_of(most);
@@ -292,7 +306,11 @@ struct Narrow {
     for (int lane = 0; lane < lanes; ++lane) {
       float* score = scores + lane * kRow;
       const vf now = all(top[lane]);
-      for (int key = 0; key < count; key += VL) store(score + key, exp2_of(load(score + key) * factor - now));
+      const auto weight = [&](int key) { return exp2_of(load(score + key) * factor - now); };
+      if constexpr (Paired)
+        for (int key = 0; key < paired; key += 2 * VL) pair_weights(lane, key, weight(key), weight(key + VL));
+      else
+        for (int key = 0; key < count; key += VL) store(score + key, weight(key));
     }
     for (int slot = 0; slot < kSlots; slot += VL) store(total + slot, load(total + slot) * load(decay + slot));
   }
@@ -309,20 +327,25 @@ struct Narrow {
     }
   }
 
-  // Adds the weights, and applies the scales of the values to them.
-  void scale_weights(const Tile& tile) {
-    const int count = (tile.count + VL - 1) / VL * VL;
-    std::fill(value_scales + tile.count, value_scales + count, 0.0f);
-    for (int lane = 0; lane < lanes; ++lane) {
-      float* weight = scores + lane * kRow;
-      vf sum = {};
-      for (int key = 0; key < count; key += VL) {
-        const vf now = load(weight + key);
-        sum += now;
-        store(weight + key, now * load(value_scales + key));
-      }
-      total[lane] += sum_of(sum);
+  // Takes the weights of keys `key` … key + 2 * VL - 1 as pairs of adjacent ones, and the sum of each pair. low: those of
+  // the first VL keys.
+  INLINE void pair_weights(int lane, int key, vf low, vf high) const {
+#ifdef INLAY_PAIRS
+    const size_t at = (static_cast<size_t>(lane) * kRow + key) / 2;
+    if constexpr (kScaled) {
+      const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+      const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+      store(pair_sums + at, (vf)_mm512_permutex2var_ps((__m512)low, even, (__m512)high) +
+                                (vf)_mm512_permutex2var_ps((__m512)low, odd, (__m512)high));
+      low *= load(value_scales + key);
+      high *= load(value_scales + key + VL);
     }
+    const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    _mm512_storeu_si512(pairs + at, both);
+    if constexpr (!kScaled)
+      store(pair_sums + at, (vf)_mm512_slli_epi32(both, 16) +
+                                (vf)_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+#endif
   }
 
   // Pass 3 for B lanes.
@@ -341,13 +364,15 @@ struct Narrow {
     for (int b = 0; b < B; ++b) weights[b] = total[lane + b];
     for (int b = 0; b < B; ++b)
       for (int c = 0; c < C; ++c) sum[b][c] = load(sums + static_cast<size_t>(lane + b) * d + first + c * VL) * decay[lane + b];
-    for (int key = 0; key < tile.count; ++key) {
+    if constexpr (Paired) {
+      add_pairs_of_values(tile, lane, first, weights, sum);
+    } else for (int key = 0; key < tile.count; ++key) {
       const T* at = reinterpret_cast<const T*>(tile.values[key]) + first;
       if (lane == 0) ask_ahead(ahead, &Tile::values, key, first * sizeof(T), C * VL * sizeof(T));
       vf value[C];
       for (int c = 0; c < C; ++c) {
         value[c] = load(at + c * VL);
-        if constexpr (kInteger && !Paired) value[c] *= value_scales[key];
+        if constexpr (kInteger) value[c] *= value_scales[key];
       }
       for (int b = 0; b < B; ++b) {
         const float weight = scores[(lane + b) * kRow + key];
@@ -357,7 +382,31 @@ struct Narrow {
     }
     for (int b = 0; b < B; ++b)
       for (int c = 0; c < C; ++c) store(sums + static_cast<size_t>(lane + b) * d + first + c * VL, sum[b][c]);
-    if (!kScaled && first + C * VL == d)
+    if (first + C * VL == d)
       for (int b = 0; b < B; ++b) total[lane + b] = weights[b];
+  }
+
+  // One product takes the values of two adjacent keys. An odd last key is paired with itself, at a weight of 0.
+  template <int B, int C>
+  INLINE void add_pairs_of_values(const Tile& tile, int lane, int first, float (&weights)[B], vf (&sum)[B][C]) const {
+#ifdef INLAY_PAIRS
+    for (int key = 0; key < tile.count; key += 2) {
+      const int next = std::min(key + 1, tile.count - 1);
+      const T* left = reinterpret_cast<const T*>(tile.values[key]) + first;
+      const T* right = reinterpret_cast<const T*>(tile.values[next]) + first;
+      if (lane == 0) {
+        ask_ahead(ahead, &Tile::values, key, first * sizeof(T), C * VL * sizeof(T));
+        ask_ahead(ahead, &Tile::values, key + 1, first * sizeof(T), C * VL * sizeof(T));
+      }
+      __m512i value[C];
+      for (int c = 0; c < C; ++c) value[c] = side_by_side(left + c * VL, right + c * VL);
+      for (int b = 0; b < B; ++b) {
+        const size_t at = (static_cast<size_t>(lane + b) * kRow + key) / 2;
+        weights[b] += pair_sums[at];
+        const auto weight = (__m512bh)_mm512_set1_epi32(static_cast<int>(pairs[at]));
+        for (int c = 0; c < C; ++c) sum[b][c] = (vf)_mm512_dpbf16_ps((__m512)sum[b][c], (__m512bh)value[c], weight);
+      }
+    }
+#endif
   }
 };

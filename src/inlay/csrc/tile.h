@@ -214,6 +214,20 @@ INLINE int turn_of(const Turns& turns, int32_t shift) {
   return static_cast<int>(std::lower_bound(turns.shifts, turns.shifts + turns.count, shift) - turns.shifts);
 }
 
+#ifdef INLAY_PAIRS
+// VL numbers as bf16, each in the low half of its lane.
+INLINE __m512i bits_of(const uint16_t* from) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+INLINE __m512i bits_of(const int8_t* from) { return _mm512_srli_epi32(_mm512_castps_si512((__m512)load(from)), 16); }
+
+// VL pairs of bf16, left in the low halves.
+template <class T>
+INLINE __m512i side_by_side(const T* left, const T* right) {
+  return _mm512_or_si512(bits_of(left), _mm512_slli_epi32(bits_of(right), 16));
+}
+#endif
+
 // Allocates parts of a thread's memory.
 struct Arena {
   char* at;

@@ -465,7 +465,7 @@ struct Wide {
       uint32_t* to = packed + static_cast<size_t>(key / 2) * d;
       int i = 0;
       for (; i + VL <= d; i += VL)
-        _mm512_storeu_si512(to + i, _mm512_or_si512(bits_of(left + i), _mm512_slli_epi32(bits_of(right + i), 16)));
+        _mm512_storeu_si512(to + i, side_by_side(left + i, right + i));
       for (; i < d; ++i) to[i] = bit_of(left[i]) | static_cast<uint32_t>(bit_of(right[i])) << 16;
     }
   }
@@ -483,13 +483,6 @@ struct Wide {
     }
   }
 
-  // VL numbers as bf16, each in the low half of its lane.
-  static INLINE __m512i bits_of(const uint16_t* from) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
-  static INLINE __m512i bits_of(const int8_t* from) {
-    return _mm512_srli_epi32(_mm512_castps_si512((__m512)load(from)), 16);
-  }
   static uint16_t bit_of(uint16_t bits) { return bits; }
   static uint16_t bit_of(int8_t whole) { return to_bf16(whole); }
 #else  // never called: no variant without the instructions is Paired

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import Backend, Recording, RecordingBackend
+from inlay.attention.cpu import CpuBackend
 from inlay.attention.mass import BLOCK_BYTES, AttentionMass
 from inlay.attention.plan import Plan, build_plan, plan_of_rows
 from inlay.engine.allocation import SequenceAllocation, Work
@@ -32,7 +33,7 @@ from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
 from inlay.models.compiling import OPAQUE, compiled
 from inlay.models.device import on_device, upload
-from inlay.models.few_rows import FewRowsPass
+from inlay.models.few_rows import MOST_ROWS, FewRowsPass, awake, multiplies_alone
 from inlay.models.fused import LastLayer
 from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
@@ -300,6 +301,7 @@ class Runner:
             self._least_saved = _WORTH_A_PLAN
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
         self._few_rows = FewRowsPass.of(loaded.model, loaded.spec, backend, self.storage)
+        self._stays_awake = isinstance(backend, CpuBackend) and multiplies_alone(loaded.model)
         # None if passes are not recorded. A recording has fixed inputs, and states have other slots in each pass.
         self.graphs = pass_graphs(backend, self._forward, record) if states is None else None
 
@@ -474,6 +476,8 @@ class Runner:
         wanted = upload(np.array(rows, dtype=np.int64), device)
         known = ids if isinstance(ids, Tensor) else upload(np.array(ids, dtype=np.int64), device)
         with self._adapters.applied(adapted, rows):
+            if self._stays_awake and self._compiled is None and context.plan.rows <= MOST_ROWS:
+                return awake(lambda: self._compute(known, positions, context, wanted))
             return self._compute(known, positions, context, wanted)
 
     def _forward(self, ids: Tensor, positions: Tensor, plan: Plan, rows: Tensor | None) -> Tensor:

@@ -12,7 +12,8 @@ where a module has an active hook. An adapter sets such a hook in passes with ro
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ from inlay.models.spec import ModelSpec
 
 #: The most rows for the kernel. Its buffers between the steps grow with them.
 MOST_ROWS = 256
+
+_LARGE = 1 << 18  # numbers of a weight whose product should have all threads
+
+T = TypeVar("T")
 
 
 class FewRows:
@@ -184,6 +189,32 @@ class FewRowsPass:
         hidden = decoder.norm(x)
         logits: Tensor = self._model.lm_head(hidden if rows is None else hidden[:, rows])[0]
         return logits
+
+
+def multiplies_alone(model: nn.Module) -> bool:
+    """Return True if the compiled kernel computes all products of a model with its weights."""
+    if not hasattr(kernel, "run_awake"):
+        return False
+    for module in model.modules():
+        if isinstance(module, FrozenLinear):
+            if module.product() is None:
+                return False
+        elif not isinstance(module, nn.Embedding) and any(
+            weight.numel() >= _LARGE for weight in module.parameters(recurse=False)
+        ):
+            return False
+    return True
+
+
+def awake(work: Callable[[], T]) -> T:
+    """Call ``work``. The kernel's calls in it find their threads awake, and PyTorch has this thread alone.
+
+    Between two products of a pass, Python computes for some ten microseconds. To wake a sleeping thread takes as long,
+    and up to 100 microseconds in a virtual machine (csrc/parallel.h).
+    """
+    results: list[T] = []
+    kernel.run_awake(torch.get_num_threads(), lambda: results.append(work()))
+    return results[0]
 
 
 def _few_rows_of(layer: nn.Module) -> FewRows | None:
