@@ -43,16 +43,14 @@ void run(const Call& call, const Plan& plan, const Turns& turns, const Task& tas
   const Type stored = call.pool_keys.type;
   const bool paired = kPairs && stored != Type::f32 && call.query.type == Type::bf16 && call.head_dim % 2 == 0;
   const bool one = task.lane_end - task.lane_begin <= VL;
-  if (narrow) {
+  // the narrow kernel takes whole vectors of pairs; without pairs, it would add in another order than the wide one
+  if (narrow && (!paired || call.head_dim % (2 * VL) == 0)) {
     if (stored == Type::f32)
       Narrow<float, false>::run(work, scratch);
     else if (stored == Type::i8)
-      paired && call.head_dim % (2 * VL) == 0 ? Narrow<int8_t, kPairs>::run(work, scratch)
-                                              : Narrow<int8_t, false>::run(work, scratch);
-    else if (paired && call.head_dim % (2 * VL) == 0)
-      Narrow<uint16_t, kPairs>::run(work, scratch);
+      paired ? Narrow<int8_t, kPairs>::run(work, scratch) : Narrow<int8_t, false>::run(work, scratch);
     else
-      Narrow<uint16_t, false>::run(work, scratch);
+      paired ? Narrow<uint16_t, kPairs>::run(work, scratch) : Narrow<uint16_t, false>::run(work, scratch);
   } else if (stored == Type::i8) {
     if (paired)
       one ? Wide<int8_t, kPairs, 1>::run(work, scratch) : Wide<int8_t, kPairs, NV>::run(work, scratch);

@@ -133,6 +133,19 @@ def test_answers_of_direct_layers_do_not_depend_on_the_threads(instruction_set, 
     assert found[2].equal(found[0])
 
 
+@pytest.mark.parametrize("inputs", [33, 896, 1217, 4864])
+def test_a_row_in_bfloat16_has_the_same_bits_with_up_to_23_others(inputs):
+    if not kernel.linear_supported("avx512bf16", True):
+        pytest.skip("this processor has no products of bf16 pairs")
+    torch.manual_seed(inputs)
+    x, weight, bias = (torch.randn(*shape).bfloat16() for shape in ((24, inputs), (1001, inputs), (1001,)))
+    layer = DirectLinear(weight, bias, "avx512bf16")
+    with computing(2):
+        alone = torch.cat([layer(row[None]) for row in x])
+        for rows in range(2, 25):
+            assert layer(x[:rows]).equal(alone[:rows]), rows
+
+
 @needs_kernel
 def test_direct_layers_share_the_weight_and_take_any_shape():
     weight = torch.randn(5, 6).bfloat16()
