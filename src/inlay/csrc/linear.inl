@@ -7,6 +7,7 @@
 // More rows: rows of x are the lanes of vectors, as in linear_avx512bf16.cpp. A block of weights is widened once for all
 // rows. It lies in the second-level cache, and one number at a time is broadcast to 16 rows (32). The products are the
 // lower bound.
+// The numbers of a row are added in the same order up to 48 rows, so a token has the same bits alone and with a draft.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -46,6 +47,11 @@ template <class T>
 constexpr int64_t kLine = 64 / sizeof(T);  // numbers of a cache line
 template <class T>
 constexpr int64_t kAhead = 64 * kLine<T>;  // weights between a product and the prefetched ones
+
+// Outputs of up to 3 rows at a time. Two hide that each addition waits for the last. Rows of fp32 arrive from memory so
+// slowly that one, read from front to back, is faster where a vector has 16.
+template <class T>
+constexpr int kTogether = VL == 16 && sizeof(T) == 4 ? 1 : 2;
 
 constexpr int64_t kPairs = 2 * VL;  // the numbers of a Pair
 
@@ -107,33 +113,43 @@ Groups grouped(const Linear<T>& layer, int64_t most, Scratch& scratch) {
   return groups;
 }
 
-// One output of M rows. x: one of Groups. The sums of few rows use several registers, because each addition waits for the
-// last.
+// kTogether outputs of M rows. x: one of Groups. Numbers are added in the order of multiply_group.
 template <int M, class T>
-INLINE void dot(const Linear<T>& layer, const float* x, int64_t out) {
-  constexpr int kSums = M == 1 ? 8 : M == 2 ? 4 : 2;
-  constexpr int kBlocks = (M == 1 ? 64 : 32) / kPairs;  // vectors at a time: whole cache lines
-  const int64_t whole = layer.in / kPairs * kPairs;
-  const T* weight = layer.weight + out * layer.in;
-  vf sum[M][kSums] = {};
-  auto add = [&](Pair pair, int64_t i, int block) {
-    for (int m = 0; m < M; ++m) {
-      sum[m][2 * block % kSums] += load(x + i * M + m * VL) * pair.low;
-      sum[m][(2 * block + 1) % kSums] += load(x + i * M + (M + m) * VL) * pair.high;
-    }
-  };
-  int64_t i = 0;
-  for (; i + kPairs * kBlocks <= whole; i += kPairs * kBlocks) {
-    for (int line = 0; line < kPairs * kBlocks; line += kLine<T>)
-      __builtin_prefetch(weight + i + kAhead<T> + line, 0, 2);
+INLINE void dot(const Linear<T>& layer, const float* x, int64_t first, int64_t outs) {
+  constexpr int kBlocks = (M == 1 ? 64 : 32) / kPairs;  // pairs at a time: whole cache lines
+  constexpr int O = kTogether<T>;
+  const int64_t all = O * layer.in, ahead = O == 1 ? kAhead<T> : (kAhead<T> + all - 1) / all * all;
+  const T* weight[O];
+  for (int o = 0; o < O; ++o) weight[o] = layer.weight + (first + std::min<int64_t>(o, outs - 1)) * layer.in;
+  float sums[O][M] = {};
+  for (int64_t input = 0; input < layer.in; input += kStretch) {
+    const int64_t end = std::min(input + kStretch, layer.in), whole = input + (end - input) / kPairs * kPairs;
+    vf sum[O][M] = {};
+    auto add = [&](int64_t i, auto pair_of) {
+      Pair pairs[O];
+      for (int o = 0; o < O; ++o) pairs[o] = pair_of(weight[o] + i);
+      for (int half = 0; half < 2; ++half)
+        for (int m = 0; m < M; ++m) {
+          const vf number = load(x + i * M + (half * M + m) * VL);
+          for (int o = 0; o < O; ++o) sum[o][m] += number * (half ? pairs[o].high : pairs[o].low);
+        }
+    };
+    int64_t i = input;
+    for (; i + kPairs * kBlocks <= whole; i += kPairs * kBlocks) {
+      for (int line = 0; line < kPairs * kBlocks; line += kLine<T>)
+        for (int o = 0; o < O; ++o) __builtin_prefetch(weight[o] + ahead + i + line, 0, 2);
 #pragma GCC unroll 8
-    for (int block = 0; block < kBlocks; ++block) add(pair_at(weight + i + kPairs * block), i + kPairs * block, block);
+      for (int64_t block = i; block < i + kPairs * kBlocks; block += kPairs)
+        add(block, [](const T* from) { return pair_at(from); });
+    }
+    for (; i < whole; i += kPairs) add(i, [](const T* from) { return pair_at(from); });
+    if (whole < end) add(whole, [&](const T* from) { return last_pair(from, end - whole); });
+    for (int o = 0; o < O; ++o)
+      for (int m = 0; m < M; ++m) sums[o][m] += sum_adjacent(sum[o][m]);
   }
-  for (; i < whole; i += kPairs) add(pair_at(weight + i), i, 0);
-  if (whole < layer.in) add(last_pair(weight + whole, layer.in - whole), whole, 0);
-  for (int m = 0; m < M; ++m) {
-    for (int s = 1; s < kSums; ++s) sum[m][0] += sum[m][s];
-    put(layer.y + m * layer.y_stride + out, sum_of(sum[m][0]) + (layer.bias ? number(layer.bias + out) : 0.0f));
+  for (int64_t o = 0; o < outs; ++o) {
+    const float bias = layer.bias ? number(layer.bias + first + o) : 0.0f;
+    for (int m = 0; m < M; ++m) put(layer.y + m * layer.y_stride + first + o, sums[o][m] + bias);
   }
 }
 
@@ -143,7 +159,8 @@ void few_rows(const Linear<T>& layer, int threads) {
   const float* x = grouped(layer, M, scratch).numbers;
   run_parallel(threads, [&](Team& team, int thread) {
     const int64_t end = layer.out * (thread + 1) / team.threads();
-    for (int64_t out = layer.out * thread / team.threads(); out < end; ++out) dot<M>(layer, x, out);
+    for (int64_t out = layer.out * thread / team.threads(); out < end; out += kTogether<T>)
+      dot<M>(layer, x, out, std::min<int64_t>(kTogether<T>, end - out));
   });
 }
 

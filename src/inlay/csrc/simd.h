@@ -114,6 +114,14 @@ INLINE vf sum_each(vf* rows) {
     return sum_each<2 * W>(rows);
   }
 }
+// The sum of one vector, added in the order of sum_each.
+template <int W = 1>
+INLINE float sum_adjacent(vf row) {
+  if constexpr (W == VL)
+    return row[0];
+  else
+    return sum_adjacent<2 * W>(row + mix_high<W>(row, row, std::make_index_sequence<VL>()));
+}
 #else
 template <int W>
 void transpose(vf* rows) {
@@ -130,6 +138,7 @@ vf sum_each(vf* rows) {
   for (int i = 0; i < VL; ++i) sums[i] = sum_of(rows[i]);
   return sums;
 }
+inline float sum_adjacent(vf row) { return sum_of(row); }
 #endif
 
 // Element first + e of VL rows, taken as 32 bits each, goes to square[e].

@@ -133,13 +133,12 @@ def test_answers_of_direct_layers_do_not_depend_on_the_threads(instruction_set, 
     assert found[2].equal(found[0])
 
 
+@each_version
 @pytest.mark.parametrize("inputs", [33, 896, 1217, 4864])
-def test_a_row_in_bfloat16_has_the_same_bits_with_up_to_23_others(inputs):
-    if not kernel.linear_supported("avx512bf16", True):
-        pytest.skip("this processor has no products of bf16 pairs")
+def test_a_row_has_the_same_bits_alone_and_with_a_draft(instruction_set, dtype, inputs):
     torch.manual_seed(inputs)
-    x, weight, bias = (torch.randn(*shape).bfloat16() for shape in ((24, inputs), (1001, inputs), (1001,)))
-    layer = DirectLinear(weight, bias, "avx512bf16")
+    x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((24, inputs), (1001, inputs), (1001,)))
+    layer = DirectLinear(weight, bias, instruction_set)
     with computing(2):
         alone = torch.cat([layer(row[None]) for row in x])
         for rows in range(2, 25):
