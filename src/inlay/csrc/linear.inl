@@ -48,10 +48,10 @@ constexpr int64_t kLine = 64 / sizeof(T);  // numbers of a cache line
 template <class T>
 constexpr int64_t kAhead = 64 * kLine<T>;  // weights between a product and the prefetched ones
 
-// Outputs of up to 3 rows at a time. Two hide that each addition waits for the last. Rows of fp32 arrive from memory so
-// slowly that one, read from front to back, is faster where a vector has 16.
-template <class T>
-constexpr int kTogether = VL == 16 && sizeof(T) == 4 ? 1 : 2;
+// Outputs at a time of M rows, up to 3. Two hide that each addition waits for the last. Vectors of 16 have few additions:
+// there, a single row of fp32 is faster with one, whose weights are read from front to back.
+template <int M, class T>
+constexpr int kTogether = VL == 16 && sizeof(T) == 4 && M == 1 ? 1 : 2;
 
 constexpr int64_t kPairs = 2 * VL;  // the numbers of a Pair
 
@@ -117,7 +117,7 @@ Groups grouped(const Linear<T>& layer, int64_t most, Scratch& scratch) {
 template <int M, class T>
 INLINE void dot(const Linear<T>& layer, const float* x, int64_t first, int64_t outs) {
   constexpr int kBlocks = (M == 1 ? 64 : 32) / kPairs;  // pairs at a time: whole cache lines
-  constexpr int O = kTogether<T>;
+  constexpr int O = kTogether<M, T>;
   const int64_t all = O * layer.in, ahead = O == 1 ? kAhead<T> : (kAhead<T> + all - 1) / all * all;
   const T* weight[O];
   for (int o = 0; o < O; ++o) weight[o] = layer.weight + (first + std::min<int64_t>(o, outs - 1)) * layer.in;
@@ -159,8 +159,8 @@ void few_rows(const Linear<T>& layer, int threads) {
   const float* x = grouped(layer, M, scratch).numbers;
   run_parallel(threads, [&](Team& team, int thread) {
     const int64_t end = layer.out * (thread + 1) / team.threads();
-    for (int64_t out = layer.out * thread / team.threads(); out < end; out += kTogether<T>)
-      dot<M>(layer, x, out, std::min<int64_t>(kTogether<T>, end - out));
+    for (int64_t out = layer.out * thread / team.threads(); out < end; out += kTogether<M, T>)
+      dot<M>(layer, x, out, std::min<int64_t>(kTogether<M, T>, end - out));
   });
 }
 

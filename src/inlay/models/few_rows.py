@@ -32,7 +32,10 @@ from inlay.models.spec import ModelSpec
 #: The most rows for the kernel. Its buffers between the steps grow with them.
 MOST_ROWS = 256
 
-_LARGE = 1 << 18  # numbers of a weight whose product should have all threads
+#: The most rows of a pass whose steps between the kernel's calls one thread computes as fast as all.
+AWAKE_ROWS = 32
+
+_LARGE = 1 << 18  # numbers of a weight whose product needs all threads
 
 T = TypeVar("T")
 
@@ -191,26 +194,24 @@ class FewRowsPass:
         return logits
 
 
-def multiplies_alone(model: nn.Module) -> bool:
-    """Return True if the compiled kernel computes all products of a model with its weights."""
+def stays_awake(model: nn.Module) -> bool:
+    """Return True if ``awake`` makes passes of a model faster: the compiled kernel computes all its large products."""
     if not hasattr(kernel, "run_awake"):
         return False
-    for module in model.modules():
-        if isinstance(module, FrozenLinear):
-            if module.product() is None:
-                return False
-        elif not isinstance(module, nn.Embedding) and any(
-            weight.numel() >= _LARGE for weight in module.parameters(recurse=False)
-        ):
-            return False
-    return True
+    return all(
+        module.product() is not None
+        if isinstance(module, FrozenLinear)
+        else isinstance(module, nn.Embedding)
+        or all(weight.numel() < _LARGE for weight in module.parameters(recurse=False))
+        for module in model.modules()
+    )
 
 
 def awake(work: Callable[[], T]) -> T:
-    """Call ``work``. The kernel's calls in it find their threads awake, and PyTorch has this thread alone.
+    """Return ``work()``. The kernel's calls in it find their threads awake, and PyTorch has this thread alone.
 
-    Between two products of a pass, Python computes for some ten microseconds. To wake a sleeping thread takes as long,
-    and up to 100 microseconds in a virtual machine (csrc/parallel.h).
+    Between two products of a pass over few rows, Python computes for some ten microseconds. Waking a sleeping thread
+    takes as long, and up to 100 microseconds in a virtual machine (csrc/parallel.h).
     """
     results: list[T] = []
     kernel.run_awake(torch.get_num_threads(), lambda: results.append(work()))

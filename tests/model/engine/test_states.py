@@ -332,3 +332,11 @@ def test_a_mixer_with_unknown_operations_is_refused(monkeypatch):
     with pytest.raises(ModelError) as refused:
         rebound.rebind(stock_model("mamba2"))
     assert refused.value.code == "model.not_servable"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["granite-4.0-h-350m", "lfm2-350m", "qwen3.5-0.8b"])
+def test_random_models_with_recurrent_layers_are_served_in_bfloat16(name):
+    """Rounding grows over many random layers, and must stay below what the check of a recurrent model allows."""
+    llm = LLM(f"random:{name}", dtype="bfloat16", kv_memory="512MiB")
+    assert len(llm.generate("a", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2

@@ -6,8 +6,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from inlay.models.few_rows import FewRows
+from inlay import LLM, SamplingParams
+from inlay.attention.kernel import kernel
+from inlay.models import linear
+from inlay.models.few_rows import AWAKE_ROWS, FewRows, awake, stays_awake
+from inlay.models.weights import WeightForm
+from tests.model.families.configs import tiny as family
 from tests.model.models.prepared import prepared
+from tests.threads import computing
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +35,45 @@ def test_layer_with_a_cache_skips_the_kernel(loaded, name):
     assert few_rows.fits(rows, position_embeddings=tables)
     assert not few_rows.fits(rows.float(), position_embeddings=tables), "the layer is in bfloat16"
     assert not few_rows.fits(rows, position_embeddings=tables, **{name: DynamicCache()})
+
+
+needs_crew = pytest.mark.skipif(not hasattr(kernel, "run_awake"), reason="no compiled kernel")
+
+
+@needs_crew
+def test_work_with_threads_awake_returns_and_raises_as_without():
+    with computing(2):
+        assert awake(lambda: awake(lambda: 3)) == 3
+        with pytest.raises(KeyError, match="lost"):
+            awake(lambda: {}["lost"])
+        assert awake(lambda: torch.ones(3).sum()) == 3
+
+
+@needs_crew
+def test_threads_stay_awake_only_where_the_kernel_multiplies(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(linear, "can_multiply", lambda weight: True)
+        assert stays_awake(prepared("llama").model)
+        patch.setattr("inlay.models.few_rows._LARGE", 100)
+        assert stays_awake(prepared("llama").model), "the kernel holds its large weights"
+        assert not stays_awake(family("granitemoe").model), "experts are one parameter, multiplied by PyTorch"
+    monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
+    assert not stays_awake(prepared("llama").model)
+
+
+@needs_crew
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "granitemoehybrid", "gemma3_text"])
+def test_short_passes_of_python_layers_keep_threads_awake_and_say_the_same(name, monkeypatch):
+    loaded, calls = family(name), []
+    run = kernel.run_awake
+    monkeypatch.setattr(kernel, "run_awake", lambda threads, work: (calls.append(threads), run(threads, work))[1])
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=1)
+    said = []
+    for stays in (True, False):
+        monkeypatch.setattr("inlay.engine.runner.stays_awake", lambda model, stays=stays: stays)
+        llm = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off")
+        calls.clear()
+        output = llm.generate([list(range(1, AWAKE_ROWS + 9))], params)[0].outputs[0]
+        said.append((output.token_ids, output.logprobs))
+        assert len(calls) == (4 if stays else 0), "not the pass over the prompt, which has more rows"
+    assert said[0] == said[1]
