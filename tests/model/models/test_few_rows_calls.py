@@ -10,7 +10,6 @@ from inlay import LLM, SamplingParams
 from inlay.attention.kernel import kernel
 from inlay.models import linear
 from inlay.models.few_rows import AWAKE_ROWS, FewRows, awake, stays_awake
-from inlay.models.weights import WeightForm
 from tests.model.families.configs import tiny as family
 from tests.model.models.prepared import prepared
 from tests.threads import computing
