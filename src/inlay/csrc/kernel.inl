@@ -43,8 +43,7 @@ void run(const Call& call, const Plan& plan, const Turns& turns, const Task& tas
   const Type stored = call.pool_keys.type;
   const bool paired = kPairs && stored != Type::f32 && call.query.type == Type::bf16 && call.head_dim % 2 == 0;
   const bool one = task.lane_end - task.lane_begin <= VL;
-  // the narrow kernel takes whole vectors of pairs; without pairs, it would add in another order than the wide one
-  if (narrow && (!paired || call.head_dim % (2 * VL) == 0)) {
+  if (narrow) {
     if (stored == Type::f32)
       Narrow<float, false>::run(work, scratch);
     else if (stored == Type::i8)

@@ -32,7 +32,7 @@ namespace {
 
 using Layer = Linear<uint16_t>;
 
-constexpr int64_t kFew = 4;         // rows whose inputs of one stretch or more stay in the first-level cache
+constexpr int64_t kFew = 4;         // with more rows, several groups of outputs share a stretch of inputs
 constexpr int64_t kSome = 24;       // rows up to which a broadcast of each pair of weights takes longer than loading it
 constexpr int64_t kBlock = 8;       // rows of x at a time up to kSome
 constexpr int64_t kStretch = 1216;  // inputs at a time: those of a block fill half of the first-level cache

@@ -1,5 +1,5 @@
 // The narrow kernel: a few lanes, each a query vector along the head dimension. Reading keys and values is the lower
-// bound of its time. The head dimension must be a multiple of 16 (of 2 * VL if Paired).
+// bound of its time. The head dimension must be a multiple of 16.
 //
 // The numbers of a lane are added in the order of the wide kernel, so that a row has the same bits in both (but for
 // windows and sinks, kernel.md): a score over the head dimension, weights and weighted values key by key, or pair by
@@ -20,15 +20,16 @@ struct Narrow {
 
   const Work& work;
   const int d, lanes;
+  const int width;              // d in whole vectors of pairs
   float* queries;               // (lanes, d)
   float* turned;
-  uint16_t* halves;             // rotated, as bf16
+  uint16_t* halves;             // rotated, as bf16: (lanes, width), zeros behind d
   uint32_t* pairs;              // (lanes, kRow / 2): weights of adjacent keys as bf16, if Paired,
   float* pair_sums;             // and their sums
   float* sums;                  // (lanes, d)
   float* scores;                // (lanes, kRow)
   float* across;                // (d, keys of a span), if not Paired
-  uint16_t* near;               // (VL, d): integers as bf16, if kScaled
+  uint16_t* near;               // (2 * VL, width): integers as bf16, if kScaled
   float top[kSlots], total[kSlots];
   float value_scales[kKeys];    // of integers
   const float* lane_queries = nullptr;
@@ -46,19 +47,21 @@ struct Narrow {
                 narrow.sums + static_cast<size_t>(lane) * narrow.d, narrow.d);
   }
 
-  Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
-    const size_t size = static_cast<size_t>(lanes) * d;
-    const size_t floats = 4 * size + static_cast<size_t>(lanes) * kRow * (Paired ? 2 : 1) + (Paired ? VL : kSpan) * static_cast<size_t>(d);
+  Narrow(const Work& w, Scratch& scratch)
+      : work(w), d(w.call.head_dim), lanes(w.lanes()), width((d + 2 * VL - 1) / (2 * VL) * (2 * VL)) {
+    const size_t size = static_cast<size_t>(lanes) * d, wide = static_cast<size_t>(lanes) * width;
+    const size_t floats = 3 * size + wide + static_cast<size_t>(lanes) * kRow * (Paired ? 2 : 1) +
+                          (Paired ? VL : kSpan) * static_cast<size_t>(width);
     Arena arena{scratch.take(floats * sizeof(float) + 10 * 64)};
     queries = arena.take<float>(size);
     turned = arena.take<float>(size);
-    halves = arena.take<uint16_t>(size);
+    halves = arena.take<uint16_t>(wide);
     sums = arena.take<float>(size);
     scores = arena.take<float>(static_cast<size_t>(lanes) * kRow);
     pairs = Paired ? arena.take<uint32_t>(static_cast<size_t>(lanes) * kRow / 2) : nullptr;
     pair_sums = Paired ? arena.take<float>(static_cast<size_t>(lanes) * kRow / 2) : nullptr;
     across = Paired ? nullptr : arena.take<float>(static_cast<size_t>(kSpan) * d);
-    near = kScaled ? arena.take<uint16_t>(static_cast<size_t>(VL) * d) : nullptr;
+    near = kScaled ? arena.take<uint16_t>(static_cast<size_t>(2 * VL) * width) : nullptr;
     for (int lane = 0; lane < lanes; ++lane) {
       const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
       for (int i = 0; i < d; i += VL) store(queries + lane * d + i, elements(from, work.call.query.type, i));
@@ -66,6 +69,7 @@ struct Narrow {
     std::fill(top, top + kSlots, kNothing);
     std::fill(total, total + kSlots, 0.0f);
     std::memset(sums, 0, size * sizeof(float));
+    std::memset(halves, 0, wide * sizeof(uint16_t));
   }
 
   void add(const Tile& tile) {
@@ -119,13 +123,17 @@ struct Narrow {
       lane_queries = turned;
     }
     if constexpr (Paired)
-      for (int i = 0; i < lanes * d; i += VL) store(halves + i, load(lane_queries + i));
+      for (int lane = 0; lane < lanes; ++lane)
+        for (int i = 0; i < d; i += VL) store(halves + lane * width + i, load(lane_queries + lane * d + i));
   }
 
   // Pass 1: scores of a segment's keys for all lanes. Results after the segment are overwritten or masked.
   void score(const Tile& tile, const Segment& segment) {
     if constexpr (Paired) {
-      for (int key = segment.begin; key < segment.end; key += VL) score_pairs(tile, key, segment.end);
+      int key = segment.begin;
+      if (lanes < 3)  // each product of a lane waits for its last one
+        for (; key + VL < segment.end; key += 2 * VL) score_pairs<2>(tile, key, segment.end);
+      for (; key < segment.end; key += VL) score_pairs<1>(tile, key, segment.end);
     } else {
       switch (lanes) {
         case 1: return score_few<1>(tile, segment);
@@ -219,47 +227,58 @@ struct Narrow {
       for (int v = 0; v < V; ++v) store(scores + (lane + b) * kRow + key + v * VL, sum[b][v]);
   }
 
-  // One vector of keys with products of bf16 pairs. VL pairs of dimensions at a time stay in registers.
+  // V vectors of keys with products of bf16 pairs. VL pairs of dimensions at a time stay in registers.
+  template <int V>
   void score_pairs(const Tile& tile, int key, int end) {
-    const char* keys[VL];
-    for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, end - 1)];
-    vf scale = all(1.0f);
-    if constexpr (kScaled) {
-      float scales[VL];
-      for (int j = 0; j < VL; ++j) scales[j] = scale_of(keys[j], d);
-      scale = load(scales);
-      for (int j = 0; j < VL; ++j) {
-        ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T) + kScaleBytes);
-        convert(reinterpret_cast<const T*>(keys[j]), near + static_cast<size_t>(j) * d);
-        keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * d);
-      }
-    }
-    for (int i = 0; i < d / 2; i += VL) {
-      vf square[VL];
-      for (int j = 0; j < VL; ++j) {
-        if constexpr (!kScaled) ask_ahead(ahead, &Tile::keys, key + j, 4 * i, 4 * VL);
-        square[j] = load(reinterpret_cast<const float*>(keys[j]) + i);
-      }
-      transpose<1>(square);
-      int lane = 0;
-      for (; lane + kBlock <= lanes; lane += kBlock) add_pairs<kBlock>(square, lane, i, key);
-      switch (lanes - lane) {
-        case 3: add_pairs<3>(square, lane, i, key); break;
-        case 2: add_pairs<2>(square, lane, i, key); break;
-        case 1: add_pairs<1>(square, lane, i, key); break;
-      }
-    }
+    constexpr int kCount = V * VL;
+    const char* keys[kCount];
+    for (int j = 0; j < kCount; ++j) keys[j] = tile.keys[std::min(key + j, end - 1)];
+    float scales[kCount];
     if constexpr (kScaled)
-      for (int lane = 0; lane < lanes; ++lane) {
-        float* score = scores + lane * kRow + key;
-        store(score, load(score) * scale);
+      for (int j = 0; j < kCount; ++j) {
+        scales[j] = scale_of(keys[j], d);
+        ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T) + kScaleBytes);
+        convert(reinterpret_cast<const T*>(keys[j]), near + static_cast<size_t>(j) * width);
+        keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * width);
       }
+    for (int i = 0; i < d / 2; i += VL)
+      for (int v = 0; v < kCount; v += VL) {
+        vf square[VL];
+        for (int j = 0; j < VL; ++j) {
+          if constexpr (!kScaled) ask_ahead(ahead, &Tile::keys, key + v + j, 4 * i, 4 * VL);
+          square[j] = pairs_at(keys[v + j] + 4 * i, d / 2 - i);
+        }
+        transpose<1>(square);
+        int lane = 0;
+        for (; lane + kBlock <= lanes; lane += kBlock) add_pairs<kBlock>(square, lane, i, key + v);
+        switch (lanes - lane) {
+          case 3: add_pairs<3>(square, lane, i, key + v); break;
+          case 2: add_pairs<2>(square, lane, i, key + v); break;
+          case 1: add_pairs<1>(square, lane, i, key + v); break;
+        }
+      }
+    if constexpr (kScaled)
+      for (int lane = 0; lane < lanes; ++lane)
+        for (int v = 0; v < kCount; v += VL) {
+          float* score = scores + lane * kRow + key + v;
+          store(score, load(score) * load(scales + v));
+        }
+  }
+
+  // The first `count` of VL pairs, then zeros.
+  INLINE vf pairs_at(const char* from, int count) const {
+#ifdef INLAY_PAIRS
+    if (count < VL) return (vf)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+#endif
+    return load(reinterpret_cast<const float*>(from));
   }
 
   INLINE void convert(const int8_t* from, uint16_t* to) const {
 #ifdef INLAY_PAIRS
-    for (int i = 0; i < d; i += 2 * VL)
-      _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)load(from + i + VL), (__m512)load(from + i)));
+    for (int i = 0; i < d; i += 2 * VL) {
+      const vf high = i + VL < d ? load(from + i + VL) : vf{};
+      _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)load(from + i)));
+    }
 #endif
   }
 
@@ -268,14 +287,14 @@ struct Narrow {
   INLINE void add_pairs(const vf* square, int lane, int first, int key) const {
 #ifdef INLAY_PAIRS
     float* to = scores + lane * kRow + key;
-    const uint16_t* query = halves + static_cast<size_t>(lane) * d + 2 * first;
+    const uint16_t* query = halves + static_cast<size_t>(lane) * width + 2 * first;
     vf sum[B];
     for (int b = 0; b < B; ++b) sum[b] = first ? load(to + b * kRow) : vf{};
 #pragma GCC unroll 16
     for (int e = 0; e < VL; ++e)
       for (int b = 0; b < B; ++b) {
         int pair;
-        std::memcpy(&pair, query + static_cast<size_t>(b) * d + 2 * e, 4);
+        std::memcpy(&pair, query + static_cast<size_t>(b) * width + 2 * e, 4);
         sum[b] = (vf)_mm512_dpbf16_ps((__m512)sum[b], (__m512bh)square[e], (__m512bh)_mm512_set1_epi32(pair));
       }
     for (int b = 0; b < B; ++b) store(to + b * kRow, sum[b]);

@@ -215,16 +215,18 @@ INLINE int turn_of(const Turns& turns, int32_t shift) {
 }
 
 #ifdef INLAY_PAIRS
-// VL numbers as bf16, each in the low half of its lane.
-INLINE __m512i bits_of(const uint16_t* from) {
+// VL numbers as bf16, each in the low half of its lane, or in the high half.
+INLINE __m512i low_halves(const uint16_t* from) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
-INLINE __m512i bits_of(const int8_t* from) { return _mm512_srli_epi32(_mm512_castps_si512((__m512)load(from)), 16); }
+INLINE __m512i high_halves(const uint16_t* from) { return _mm512_slli_epi32(low_halves(from), 16); }
+INLINE __m512i high_halves(const int8_t* from) { return _mm512_castps_si512((__m512)load(from)); }  // exact in bf16
+INLINE __m512i low_halves(const int8_t* from) { return _mm512_srli_epi32(high_halves(from), 16); }
 
 // VL pairs of bf16, left in the low halves.
 template <class T>
 INLINE __m512i side_by_side(const T* left, const T* right) {
-  return _mm512_or_si512(bits_of(left), _mm512_slli_epi32(bits_of(right), 16));
+  return _mm512_or_si512(low_halves(left), high_halves(right));
 }
 #endif
 

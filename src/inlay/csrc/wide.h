@@ -478,7 +478,7 @@ struct Wide {
       uint16_t* to = key_halves + static_cast<size_t>(key) * d;
       int i = 0;
       for (; i + VL <= d; i += VL)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtepi32_epi16(bits_of(from + i)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtepi32_epi16(low_halves(from + i)));
       for (; i < d; ++i) to[i] = bit_of(from[i]);
     }
   }

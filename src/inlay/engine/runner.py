@@ -33,7 +33,7 @@ from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
 from inlay.models.compiling import OPAQUE, compiled
 from inlay.models.device import on_device, upload
-from inlay.models.few_rows import AWAKE_ROWS, FewRowsPass, awake, stays_awake
+from inlay.models.few_rows import FewRowsPass, awake, most_rows_awake
 from inlay.models.fused import LastLayer
 from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
@@ -301,7 +301,7 @@ class Runner:
             self._least_saved = _WORTH_A_PLAN
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
         self._few_rows = FewRowsPass.of(loaded.model, loaded.spec, backend, self.storage)
-        self._stays_awake = isinstance(backend, CpuBackend) and stays_awake(loaded.model)
+        self._most_awake = most_rows_awake(loaded.model) if isinstance(backend, CpuBackend) else 0
         # None if passes are not recorded. A recording has fixed inputs, and states have other slots in each pass.
         self.graphs = pass_graphs(backend, self._forward, record) if states is None else None
 
@@ -476,7 +476,7 @@ class Runner:
         wanted = upload(np.array(rows, dtype=np.int64), device)
         known = ids if isinstance(ids, Tensor) else upload(np.array(ids, dtype=np.int64), device)
         with self._adapters.applied(adapted, rows):
-            if self._stays_awake and self._compiled is None and context.plan.rows <= AWAKE_ROWS:
+            if context.plan.rows <= self._most_awake and not context.watched and self._compiled is None:
                 return awake(lambda: self._compute(known, positions, context, wanted))
             return self._compute(known, positions, context, wanted)
 

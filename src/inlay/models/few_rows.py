@@ -32,10 +32,10 @@ from inlay.models.spec import ModelSpec
 #: The most rows for the kernel. Its buffers between the steps grow with them.
 MOST_ROWS = 256
 
-#: The most rows of a pass whose steps between the kernel's calls one thread computes as fast as all.
-AWAKE_ROWS = 32
+#: Numbers of a weight whose product needs all threads.
+LARGE = 1 << 18
 
-_LARGE = 1 << 18  # numbers of a weight whose product needs all threads
+_AWAKE_NUMBERS = 1 << 19  # of a step, times threads: with more, PyTorch's threads save more than waking takes
 
 T = TypeVar("T")
 
@@ -194,24 +194,35 @@ class FewRowsPass:
         return logits
 
 
-def stays_awake(model: nn.Module) -> bool:
-    """Return True if ``awake`` makes passes of a model faster: the compiled kernel computes all its large products."""
+def most_rows_awake(model: PreTrainedModel) -> int:
+    """Return the most rows of a pass in which ``awake`` saves time. 0 unless the compiled kernel computes all large
+    products of the model.
+
+    PyTorch has one thread there. So the steps between the products must be small, above all those over the widest
+    layer's outputs.
+    """
     if not hasattr(kernel, "run_awake"):
-        return False
-    return all(
-        module.product() is not None
-        if isinstance(module, FrozenLinear)
-        else isinstance(module, nn.Embedding)
-        or all(weight.numel() < _LARGE for weight in module.parameters(recurse=False))
-        for module in model.modules()
-    )
+        return 0
+    head, widest = model.get_output_embeddings(), 1
+    changed = any(getattr(model.config, name, None) for name in ("final_logit_softcapping", "logits_scaling"))
+    for module in model.modules():
+        if isinstance(module, FrozenLinear):
+            if module.product() is None:
+                return 0
+            if module is not head or changed:
+                widest = max(widest, module.out_features)
+        elif not isinstance(module, nn.Embedding):
+            if any(weight.numel() >= LARGE for weight in module.parameters(recurse=False)):
+                return 0
+    return _AWAKE_NUMBERS // (torch.get_num_threads() * widest)
 
 
 def awake(work: Callable[[], T]) -> T:
     """Return ``work()``. The kernel's calls in it find their threads awake, and PyTorch has this thread alone.
 
     Between two products of a pass over few rows, Python computes for some ten microseconds. Waking a sleeping thread
-    takes as long, and up to 100 microseconds in a virtual machine (csrc/parallel.h).
+    takes as long, and up to 100 microseconds in a virtual machine (csrc/parallel.h). PyTorch's number of threads must
+    not be changed meanwhile.
     """
     results: list[T] = []
     kernel.run_awake(torch.get_num_threads(), lambda: results.append(work()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -9,7 +12,8 @@ from transformers import DynamicCache
 from inlay import LLM, SamplingParams
 from inlay.attention.kernel import kernel
 from inlay.models import linear
-from inlay.models.few_rows import AWAKE_ROWS, FewRows, awake, stays_awake
+from inlay.models.few_rows import FewRows, awake, most_rows_awake
+from inlay.models.weights import WeightForm, prepare
 from tests.model.families.configs import tiny as family
 from tests.model.models.prepared import prepared
 from tests.threads import computing
@@ -48,31 +52,72 @@ def test_work_with_threads_awake_returns_and_raises_as_without():
         assert awake(lambda: torch.ones(3).sum()) == 3
 
 
+@pytest.fixture
+def multiplied(monkeypatch):
+    """The kernel takes all weights, as it does where it is the fastest."""
+    monkeypatch.setattr(linear, "can_multiply", lambda weight: True)
+
+
+def packed_family(name):
+    """A tiny model of a family, with its weights packed."""
+    loaded = family(name)
+    model = copy.deepcopy(loaded.model)
+    return replace(loaded, model=model, fingerprint=prepare(model, WeightForm()), form=WeightForm())
+
+
 @needs_crew
-def test_threads_stay_awake_only_where_the_kernel_multiplies(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(linear, "can_multiply", lambda weight: True)
-        assert stays_awake(prepared("llama").model)
-        patch.setattr("inlay.models.few_rows._LARGE", 100)
-        assert stays_awake(prepared("llama").model), "the kernel holds its large weights"
-        assert not stays_awake(family("granitemoe").model), "experts are one parameter, multiplied by PyTorch"
-    monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
-    assert not stays_awake(prepared("llama").model)
+def test_threads_stay_awake_only_where_the_kernel_multiplies(monkeypatch, multiplied):
+    with computing(2):
+        widest = 2 * prepared("llama").model.config.intermediate_size
+        assert most_rows_awake(prepared("llama").model) == 2**19 // (2 * widest)
+        monkeypatch.setattr("inlay.models.few_rows.LARGE", 1000)
+        assert most_rows_awake(prepared("llama").model) > 0, "the kernel holds its large weights"
+        experts = packed_family("granitemoe").model
+        assert most_rows_awake(experts) == 0
+        for module in experts.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if weight.dim() == 3:  # the experts
+                    setattr(module, name, torch.nn.Parameter(weight[:0]))
+        assert most_rows_awake(experts) > 0
+        monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
+        assert most_rows_awake(prepared("llama").model) == 0
+
+
+@needs_crew
+def test_logits_that_pytorch_changes_count_as_a_step(multiplied):
+    model = packed_family("gemma2").model
+    assert model.config.final_logit_softcapping
+    with computing(1):
+        capped = most_rows_awake(model)
+        model.config.final_logit_softcapping = None
+        assert 0 < capped < most_rows_awake(model)
 
 
 @needs_crew
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "granitemoehybrid", "gemma3_text"])
-def test_short_passes_of_python_layers_keep_threads_awake_and_say_the_same(name, monkeypatch):
-    loaded, calls = family(name), []
-    run = kernel.run_awake
+def test_short_passes_of_python_layers_keep_threads_awake_and_say_the_same(name, monkeypatch, multiplied):
+    loaded, calls, run = packed_family(name), [], kernel.run_awake
     monkeypatch.setattr(kernel, "run_awake", lambda threads, work: (calls.append(threads), run(threads, work))[1])
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=1)
     said = []
-    for stays in (True, False):
-        monkeypatch.setattr("inlay.engine.runner.stays_awake", lambda model, stays=stays: stays)
-        llm = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off")
-        calls.clear()
-        output = llm.generate([list(range(1, AWAKE_ROWS + 9))], params)[0].outputs[0]
-        said.append((output.token_ids, output.logprobs))
-        assert len(calls) == (4 if stays else 0), "not the pass over the prompt, which has more rows"
+    with computing(2):
+        for most in (8, 0):
+            monkeypatch.setattr("inlay.engine.runner.most_rows_awake", lambda model, most=most: most)
+            llm = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off")
+            calls.clear()
+            output = llm.generate([list(range(1, 30))], params)[0].outputs[0]
+            said.append((output.token_ids, output.logprobs))
+            assert calls == [2] * (4 if most else 0), "not the pass over the prompt, which has more rows"
     assert said[0] == said[1]
+
+
+@needs_crew
+def test_passes_that_end_early_or_watch_attention_leave_the_engine_in_order(multiplied, monkeypatch):
+    """Prompt rows without logits end a pass with an exception, here with threads awake."""
+    monkeypatch.setattr("inlay.engine.runner.most_rows_awake", lambda model: 64)
+    loaded, params = packed_family("gemma3_text"), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompt = list(range(1, 60))
+    with computing(2):
+        whole = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off").generate([prompt], params)
+        pieces = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off", prefill_chunk=20)
+        assert pieces.generate([prompt], params)[0].outputs[0].token_ids == whole[0].outputs[0].token_ids
