@@ -29,7 +29,7 @@ struct Narrow {
   float* sums;                  // (lanes, d)
   float* scores;                // (lanes, kRow)
   float* across;                // (d, keys of a span), if not Paired
-  uint16_t* near;               // (2 * VL, width): integers as bf16, if kScaled
+  uint16_t* near;               // (VL, width): integers as bf16, if kScaled
   float top[kSlots], total[kSlots];
   float value_scales[kKeys];    // of integers
   const float* lane_queries = nullptr;
@@ -61,7 +61,7 @@ struct Narrow {
     pairs = Paired ? arena.take<uint32_t>(static_cast<size_t>(lanes) * kRow / 2) : nullptr;
     pair_sums = Paired ? arena.take<float>(static_cast<size_t>(lanes) * kRow / 2) : nullptr;
     across = Paired ? nullptr : arena.take<float>(static_cast<size_t>(kSpan) * d);
-    near = kScaled ? arena.take<uint16_t>(static_cast<size_t>(2 * VL) * width) : nullptr;
+    near = kScaled ? arena.take<uint16_t>(static_cast<size_t>(VL) * width) : nullptr;
     for (int lane = 0; lane < lanes; ++lane) {
       const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
       for (int i = 0; i < d; i += VL) store(queries + lane * d + i, elements(from, work.call.query.type, i));
@@ -130,10 +130,7 @@ struct Narrow {
   // Pass 1: scores of a segment's keys for all lanes. Results after the segment are overwritten or masked.
   void score(const Tile& tile, const Segment& segment) {
     if constexpr (Paired) {
-      int key = segment.begin;
-      if (lanes < 3)  // each product of a lane waits for its last one
-        for (; key + VL < segment.end; key += 2 * VL) score_pairs<2>(tile, key, segment.end);
-      for (; key < segment.end; key += VL) score_pairs<1>(tile, key, segment.end);
+      for (int key = segment.begin; key < segment.end; key += VL) score_pairs(tile, key, segment.end);
     } else {
       switch (lanes) {
         case 1: return score_few<1>(tile, segment);
@@ -227,50 +224,48 @@ struct Narrow {
       for (int v = 0; v < V; ++v) store(scores + (lane + b) * kRow + key + v * VL, sum[b][v]);
   }
 
-  // V vectors of keys with products of bf16 pairs. VL pairs of dimensions at a time stay in registers.
-  template <int V>
+  // One vector of keys with products of bf16 pairs. VL pairs of dimensions at a time stay in registers.
   void score_pairs(const Tile& tile, int key, int end) {
-    constexpr int kCount = V * VL;
-    const char* keys[kCount];
-    for (int j = 0; j < kCount; ++j) keys[j] = tile.keys[std::min(key + j, end - 1)];
-    float scales[kCount];
+    const char* keys[VL];
+    for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, end - 1)];
+    float scales[VL];
     if constexpr (kScaled)
-      for (int j = 0; j < kCount; ++j) {
+      for (int j = 0; j < VL; ++j) {
         scales[j] = scale_of(keys[j], d);
         ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T) + kScaleBytes);
         convert(reinterpret_cast<const T*>(keys[j]), near + static_cast<size_t>(j) * width);
         keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * width);
       }
-    for (int i = 0; i < d / 2; i += VL)
-      for (int v = 0; v < kCount; v += VL) {
-        vf square[VL];
-        for (int j = 0; j < VL; ++j) {
-          if constexpr (!kScaled) ask_ahead(ahead, &Tile::keys, key + v + j, 4 * i, 4 * VL);
-          square[j] = pairs_at(keys[v + j] + 4 * i, d / 2 - i);
-        }
-        transpose<1>(square);
-        int lane = 0;
-        for (; lane + kBlock <= lanes; lane += kBlock) add_pairs<kBlock>(square, lane, i, key + v);
-        switch (lanes - lane) {
-          case 3: add_pairs<3>(square, lane, i, key + v); break;
-          case 2: add_pairs<2>(square, lane, i, key + v); break;
-          case 1: add_pairs<1>(square, lane, i, key + v); break;
-        }
+    for (int i = 0; i < d / 2; i += VL) {
+      vf square[VL];
+      if constexpr (!kScaled)
+        for (int j = 0; j < VL; ++j) ask_ahead(ahead, &Tile::keys, key + j, 4 * i, 4 * VL);
+      if (kScaled || i + VL <= d / 2)
+        for (int j = 0; j < VL; ++j) square[j] = load(reinterpret_cast<const float*>(keys[j]) + i);
+      else
+        for (int j = 0; j < VL; ++j) square[j] = some_pairs(keys[j] + 4 * i, d / 2 - i);
+      transpose<1>(square);
+      int lane = 0;
+      for (; lane + kBlock <= lanes; lane += kBlock) add_pairs<kBlock>(square, lane, i, key);
+      switch (lanes - lane) {
+        case 3: add_pairs<3>(square, lane, i, key); break;
+        case 2: add_pairs<2>(square, lane, i, key); break;
+        case 1: add_pairs<1>(square, lane, i, key); break;
       }
+    }
     if constexpr (kScaled)
-      for (int lane = 0; lane < lanes; ++lane)
-        for (int v = 0; v < kCount; v += VL) {
-          float* score = scores + lane * kRow + key + v;
-          store(score, load(score) * load(scales + v));
-        }
+      for (int lane = 0; lane < lanes; ++lane) {
+        float* score = scores + lane * kRow + key;
+        store(score, load(score) * load(scales));
+      }
   }
 
-  // The first `count` of VL pairs, then zeros.
-  INLINE vf pairs_at(const char* from, int count) const {
+  // `count` pairs, then zeros.
+  INLINE vf some_pairs(const char* from, int count) const {
 #ifdef INLAY_PAIRS
-    if (count < VL) return (vf)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+    return (vf)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
 #endif
-    return load(reinterpret_cast<const float*>(from));
+    return vf{};
   }
 
   INLINE void convert(const int8_t* from, uint16_t* to) const {

@@ -211,9 +211,10 @@ def most_rows_awake(model: PreTrainedModel) -> int:
                 return 0
             if module is not head or changed:
                 widest = max(widest, module.out_features)
-        elif not isinstance(module, nn.Embedding):
-            if any(weight.numel() >= LARGE for weight in module.parameters(recurse=False)):
-                return 0
+        elif not isinstance(module, nn.Embedding) and any(
+            weight.numel() >= LARGE for weight in module.parameters(recurse=False)
+        ):
+            return 0
     return _AWAKE_NUMBERS // (torch.get_num_threads() * widest)
 
 
