@@ -123,7 +123,11 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 def _halves(numbers: Tensor) -> Tensor:
     """Unpack the lower halves of 16 bytes, then the upper ones: (blocks, 32)."""
-    return torch.cat((numbers & 15, numbers >> 4), 1)
+    packed = numbers.numpy()  # ten times as fast as PyTorch on such short rows
+    halves = np.empty((len(packed), 2, 16), np.uint8)
+    np.bitwise_and(packed, 15, out=halves[:, 0])
+    np.right_shift(packed, 4, out=halves[:, 1])
+    return torch.from_numpy(halves.reshape(len(packed), 32))
 
 
 _GRIDS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}
