@@ -164,17 +164,6 @@ void few_rows(const Linear<T>& layer, int threads) {
   });
 }
 
-// Weights of the next share, fetched into the second-level cache line by line.
-struct Ahead {
-  const char* at;
-  const char* end;
-  int lines;  // for every cache line of a product's inputs
-
-  INLINE void fetch() {
-    for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 // The same number, kept in a register. GCC would read it from memory for each product.
 INLINE vf kept(vf number) {
 #if defined(__AVX512F__)

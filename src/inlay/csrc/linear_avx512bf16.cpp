@@ -46,18 +46,6 @@ INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
   return (__m512bh)_mm512_maskz_loadu_epi16(which, from);
 }
 
-// Weights that this thread multiplies later, fetched into the second-level cache line by line. One row alone needs none:
-// it reads its weights from front to back.
-struct Ahead {
-  const char* at;
-  const char* end;
-  int lines;  // for every 32 inputs of a product
-
-  INLINE void fetch() {
-    for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 template <int M, int J>
 constexpr int kSums = (M * J + VL - 1) / VL * VL;  // of a group and M rows: output j of row m is at j * M + m
 
@@ -137,7 +125,9 @@ void some_rows(const Layer& layer, int threads) {
       return reinterpret_cast<const char*>(layer.weight + std::min(group * J, layer.out) * layer.in);
     };
     int64_t begin = groups * thread / team.threads();
-    Ahead ahead{at(begin + std::max(most, kDistance)), nullptr, M == 1 ? 0 : static_cast<int>((J + blocks - 1) / blocks)};
+    // one row alone reads its weights from front to back, and needs none fetched
+    const int fetched = M == 1 ? 0 : static_cast<int>((J + blocks - 1) / blocks);
+    Ahead ahead{at(begin + std::max(most, kDistance)), nullptr, fetched};
     for (; begin < last; begin += most) {
       const int64_t end = std::min(begin + most, last);
       ahead.end = at(std::min(begin + most + std::max(most, kDistance), last));

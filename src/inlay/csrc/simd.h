@@ -213,3 +213,14 @@ INLINE vf tanh_of(vf x) {
   const vf e = exp2_of(smaller(all(20.0f), larger(all(-20.0f), x)) * 2.8853900817779268f);  // exp(2x)
   return 1.0f - 2.0f / (e + 1.0f);
 }
+
+// Weights that are multiplied later, fetched into the second-level cache line by line.
+struct Ahead {
+  const char* at;
+  const char* end;
+  int lines;  // for every cache line of a product's inputs
+
+  INLINE void fetch() {
+    for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};

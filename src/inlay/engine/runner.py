@@ -17,7 +17,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -476,8 +477,6 @@ class Runner:
         wanted = upload(np.array(rows, dtype=np.int64), device)
         known = ids if isinstance(ids, Tensor) else upload(np.array(ids, dtype=np.int64), device)
         with self._adapters.applied(adapted, rows):
-            if context.plan.rows <= self._most_awake and not context.watched and self._compiled is None:
-                return awake(lambda: self._compute(known, positions, context, wanted))
             return self._compute(known, positions, context, wanted)
 
     def _forward(self, ids: Tensor, positions: Tensor, plan: Plan, rows: Tensor | None) -> Tensor:
@@ -493,13 +492,10 @@ class Runner:
         model, name = self._loaded.model, IMPLEMENTATION
         if self._compiled is not None and whole:  # other passes stop between layers or wait there
             model, name = self._compiled, OPAQUE
+        inputs: dict[str, Any] = {"input_ids": ids[None], "position_ids": positions[None], "inlay": context}
+        run = partial(model, **inputs, use_cache=False, logits_to_keep=0 if rows is None else rows)
+        stay = context.plan.rows <= self._most_awake and not context.watched and model is self._loaded.model
         with torch.inference_mode(), attention_implementation(self._loaded.model, name):
-            output = model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=0 if rows is None else rows,
-                inlay=context,
-            )
+            output = awake(run) if stay else run()
         logits: Tensor = output.logits[0]
         return logits

@@ -3,7 +3,8 @@
 During decoding, Python and PyTorch spend a third of the products' time between the ten products and steps of a layer,
 and more in the code of transformers around the layers. ``FewRowsPass`` runs a pass with one call for all layers. Where
 that is impossible, ``FewRows`` is the ``forward`` of each layer: one call computes the steps before attention and one
-the steps after it (csrc/decoder.cpp).
+the steps after it (csrc/decoder.cpp). In other families all layers run in Python. Their short passes keep the kernel's
+threads ``awake`` between its calls.
 
 The results have the same bits as those of the model's own modules. These still run for many rows, for other caches, and
 where a module has an active hook. An adapter sets such a hook in passes with rows of it.
@@ -36,6 +37,9 @@ MOST_ROWS = 256
 LARGE = 1 << 18
 
 _AWAKE_NUMBERS = 1 << 19  # of a step, times threads: with more, PyTorch's threads save more than waking takes
+
+# What makes PyTorch change all logits, in the configurations of Gemma, Granite, Cohere and Falcon-H1.
+_OF_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 
 T = TypeVar("T")
 
@@ -204,7 +208,7 @@ def most_rows_awake(model: PreTrainedModel) -> int:
     if not hasattr(kernel, "run_awake"):
         return 0
     head, widest = model.get_output_embeddings(), 1
-    changed = any(getattr(model.config, name, None) for name in ("final_logit_softcapping", "logits_scaling"))
+    changed = any(getattr(model.config, name, None) for name in _OF_LOGITS)
     for module in model.modules():
         if isinstance(module, FrozenLinear):
             if module.product() is None:

@@ -13,6 +13,7 @@ from inlay import LLM, SamplingParams
 from inlay.attention.kernel import kernel
 from inlay.models import linear
 from inlay.models.few_rows import FewRows, awake, most_rows_awake
+from inlay.models.interface import EndOfPassError
 from inlay.models.weights import WeightForm, prepare
 from tests.model.families.configs import tiny as family
 from tests.model.models.prepared import prepared
@@ -112,12 +113,24 @@ def test_short_passes_of_python_layers_keep_threads_awake_and_say_the_same(name,
 
 
 @needs_crew
-def test_passes_that_end_early_or_watch_attention_leave_the_engine_in_order(multiplied, monkeypatch):
+def test_passes_that_end_early_leave_the_engine_in_order(multiplied, monkeypatch):
     """Prompt rows without logits end a pass with an exception, here with threads awake."""
+    ended, run = [], kernel.run_awake
+
+    def noted(threads, work):
+        try:
+            run(threads, work)
+        except EndOfPassError:
+            ended.append(threads)
+            raise
+
+    monkeypatch.setattr(kernel, "run_awake", noted)
     monkeypatch.setattr("inlay.engine.runner.most_rows_awake", lambda model: 64)
     loaded, params = packed_family("gemma3_text"), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     prompt = list(range(1, 60))
     with computing(2):
         whole = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off").generate([prompt], params)
-        pieces = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off", prefill_chunk=20)
+        pieces = LLM(loaded, kv_memory="16MiB", reuse="off", speculation="off", max_num_batched_tokens=20)
+        ended.clear()
         assert pieces.generate([prompt], params)[0].outputs[0].token_ids == whole[0].outputs[0].token_ids
+    assert ended == [2, 2], "the first two of three pieces have no logits"
