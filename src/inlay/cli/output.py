@@ -85,8 +85,8 @@ def token_progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
     def lines() -> None:
         while not ended.wait(_LINE_EVERY_S):
-            counted = f"{state[0]:,} of {state[1]:,}" if state[1] else "not started"
-            print(f"inlay: {what}: {counted} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+            counted = f": {state[0]:,} of {state[1]:,}" if state[1] else ""
+            print(f"inlay: {what}{counted} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
 
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)

@@ -29,7 +29,7 @@ from inlay.config import EngineConfig, ModelSettings
 from inlay.distribution import other_project
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.forward import StepObserver
-from inlay.errors import ModelError, ParameterError
+from inlay.errors import AbortedError, ModelError, ParameterError
 from inlay.events import TokenEvent
 from inlay.kv.store import SegmentStore
 from inlay.measured import AutoReuse
@@ -97,10 +97,10 @@ class Stepping:
     """Calls never suspend. Work runs on the caller's thread, which steps the engine while it waits.
 
     Args:
-        step: takes one step of the engine.
+        step: takes one step of the engine. Returns False if no request is under way.
     """
 
-    def __init__(self, step: Callable[[], None]) -> None:
+    def __init__(self, step: Callable[[], bool]) -> None:
         self._step = step
 
     async def work(self, pool: WorkPool, call: Callable[[], T], owner: str | None, deadline: float | None = None) -> T:
@@ -149,7 +149,7 @@ class _LatestItem(Generic[T]):
 class _SteppedItems(Generic[T]):
     """All items for a reader that steps the engine. Another thread may step it too and receive items meanwhile."""
 
-    def __init__(self, step: Callable[[], None]) -> None:
+    def __init__(self, step: Callable[[], bool]) -> None:
         self._step = step
         self._items: SimpleQueue[T] = SimpleQueue()
 
@@ -158,7 +158,8 @@ class _SteppedItems(Generic[T]):
 
     async def get(self) -> T:
         while self._items.empty():
-            self._step()
+            if not self._step() and self._items.empty():
+                raise AbortedError("the engine has lost this request in an interrupted step; send it again")
         return self._items.get()
 
 

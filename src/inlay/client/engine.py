@@ -108,6 +108,6 @@ class Engine(Protocol):
 class SteppedEngine(Engine, Protocol):
     """An engine that its callers' threads step."""
 
-    def pump(self) -> None:
-        """Take one step. Raises InlayError inside a step."""
+    def pump(self) -> bool:
+        """Take one step. Returns False if no request is under way. Raises InlayError inside a step."""
         ...

@@ -282,8 +282,8 @@ class InProcessClient:
         self.engine.observers.append(observer)
         return partial(self.engine.observers.remove, observer)
 
-    def pump(self) -> None:
-        self.thread.pump()
+    def pump(self) -> bool:
+        return self.thread.pump()
 
     @property
     def busy(self) -> bool:

@@ -307,7 +307,10 @@ class EngineCore:
         if on_leave is not None:
             for request in ended:
                 on_leave(request)
-        made = self._pass(step)
+        try:
+            made = self._pass(step)
+        except BaseException as error:  # tokens may count as computed that are not
+            return ended + settled + self._fail([*step.decode, *dict(step.prefill)], error, interruptible)
         self._idle = not made.owners and not ended and not settled
         if not made.owners:
             return ended + settled

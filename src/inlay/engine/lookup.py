@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -14,7 +15,7 @@ from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, Recompute
 from inlay.prompt.contexts import in_encoding_order
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lookup:
     """The stored parts of a composed prompt.
 
@@ -34,7 +35,7 @@ class Lookup:
         modules = [found for _, found in self.modules.values()]
         return modules + [found for found in self.prefixes if found is not None]
 
-    @property
+    @cached_property
     def missing(self) -> list[tuple[SegmentSpec, PrefixMatch]]:
         """Modules that are not wholly stored, each with its stored prefix."""
         return [(spec, found) for spec, found in self.modules.values() if found.tokens < len(spec.ids)]

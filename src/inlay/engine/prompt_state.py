@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from inlay.diagnostics import SpanRead
 from inlay.engine.background.profiler import KnownProfiles
@@ -53,6 +55,7 @@ class PromptState:
         "_asked",
         "_by_profile",
         "_composed",
+        "_ends",
         "_free",
         "_in_place",
         "_index",
@@ -99,6 +102,7 @@ class PromptState:
         self._public: frozenset[bytes] | None = None
         self._origins: dict[int, Origin] = {}  # by the number of modules before the text
         self._index: DraftIndex | None = None
+        self._ends: list[int] = []  # of the parts in the index
         self._composed: ComposedPrompt | None = None
         self.recomputed = RecomputedTokens({})
         if self._settled:
@@ -140,16 +144,12 @@ class PromptState:
         """The index of the prompt's tokens, made on first use for all its answers."""
         if self._index is None:
             self._index = DraftIndex(self.request.ids)
+            self._ends = [*accumulate(len(part.ids) for part in self.request.parts)]
         return self._index
 
     def in_module(self, place: int) -> bool:
-        """True if a token of the prompt, by its number, belongs to a module."""
-        end = 0
-        for part in self.request.parts:
-            end += len(part.ids)
-            if place < end:
-                return bool(part.candidates)
-        return False
+        """True if a token of the ``text_index``, by its number, belongs to a module."""
+        return bool(self.request.parts[bisect_right(self._ends, place)].candidates)
 
     def follows(self, modules: frozenset[bytes]) -> None:
         """Record the modules that its moved text contains or follows, by key. Its own text then follows them, too."""

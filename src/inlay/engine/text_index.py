@@ -65,10 +65,9 @@ class DraftIndex:
         best: TextMatch | None = None
         for at in range(end - 1, max(first, end - _MOST_PLACES) - 1, -1):
             place = self._order[at] + self._skipped + LEAST_MATCH
-            if place < len(self.ids):
-                length = _agreeing(self.ids, place, text.ids)
-                if length >= LEAST_MATCH and (best is None or length > best.length):
-                    best = TextMatch(place, length)
+            match = match_at(place, self.ids, text) if place < len(self.ids) else None
+            if match is not None and (best is None or match.length > best.length):
+                best = match
         return best
 
 
@@ -180,7 +179,7 @@ class EarlierAnswers:
         self.tokens = 0
 
     def add(self, salt: str, ids: Sequence[int], modules: frozenset[bytes], ttl_s: float | None = None) -> None:
-        """Keep an answer, and drop those of its salt that have expired.
+        """Keep an answer. The oldest answers of its salt are dropped up to the first that has not expired.
 
         Args:
             salt: the cache salt of its request.
@@ -192,8 +191,8 @@ class EarlierAnswers:
             return
         own = self._salts.setdefault(salt, _Answers())
         self._salts.move_to_end(salt)
-        for expired in [each for each in own.answers if each.gone]:
-            self._drop(own, expired)
+        while own.answers and own.answers[0].gone:
+            self._drop(own, own.answers[0])
         answer = EarlierAnswer(
             tuple(ids[-MOST_OF_ANSWER:]), modules, None if ttl_s is None else time.monotonic() + ttl_s
         )
@@ -203,11 +202,6 @@ class EarlierAnswers:
             self._drop(own, own.answers[0])
         while self.tokens > MOST_TOKENS:
             self.forget_salt(next(iter(self._salts)))
-
-    @property
-    def salts(self) -> int:
-        """The number of salts with answers."""
-        return len(self._salts)
 
     def find(self, salt: str, text: GrowingIndex) -> tuple[EarlierAnswer, TextMatch] | None:
         """The last answer of a salt that contains the end of a text. None if none does."""

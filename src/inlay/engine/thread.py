@@ -263,14 +263,18 @@ class EngineThread:
             raise InlayError(_INSIDE, code="engine.inside")
         return self.call(function).result()
 
-    def pump(self) -> None:
+    def pump(self) -> bool:
         """Take one step, if the engine has no thread of its own. Raises InlayError inside a step.
 
         If all requests wait for a lower tier, wait for a moment without the lock.
+
+        Returns:
+            False if no request is under way.
         """
         self._at_work(self._step)
         if self._engine.stalled:
             self._engine.residency.wait(_STALLED_S)
+        return len(self._listeners) > 0 or self._engine.busy
 
     def stop(self) -> None:
         """End the engine after its current step. Running requests end with an error. Does nothing in a forked

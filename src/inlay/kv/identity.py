@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -223,11 +224,24 @@ class KeyMaker:
         return start.to_bytes(8, "little", signed=True) if self.positioned else b"anywhere"
 
     def _digest(self, parts: list[bytes]) -> bytes:
-        digest = hashlib.sha256()
-        made = (self.fingerprint, self.kv_dtype.encode(), self.codec.encode(), self.salt, self.numerics.encode())
-        for part in (*made, *parts):
-            digest.update(len(part).to_bytes(8, "little") + part)  # so that no two lists of parts give the same bytes
+        digest = _begun(self.fingerprint, self.kv_dtype, self.codec, self.salt, self.numerics).copy()
+        for part in parts:
+            digest.update(_sized(part))
         return digest.digest()
+
+
+@lru_cache(maxsize=64)
+def _begun(fingerprint: bytes, kv_dtype: str, codec: str, salt: bytes, numerics: str) -> hashlib._Hash:
+    """The hash of the parts that all digests of a KeyMaker begin with. Copy it before you add to it."""
+    digest = hashlib.sha256()
+    for part in (fingerprint, kv_dtype.encode(), codec.encode(), salt, numerics.encode()):
+        digest.update(_sized(part))
+    return digest
+
+
+def _sized(part: bytes) -> bytes:
+    """A part behind its length, so that no two lists of parts give the same bytes."""
+    return len(part).to_bytes(8, "little") + part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,6 +258,7 @@ class TokenRun:
     start: int
     before: Context
     continues: bool = True
+    _digest: bytes = field(default=b"", init=False, repr=False)
 
     @property
     def end(self) -> int:
@@ -252,7 +267,10 @@ class TokenRun:
 
     @property
     def digest(self) -> bytes:
-        return self.before.digest(self.start)
+        """The context digest of its first token."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", self.before.digest(self.start))
+        return self._digest
 
     def after(self, tokens: int) -> Context:
         """The record behind the first ``tokens`` tokens."""

@@ -482,11 +482,10 @@ class PrefixMatch:
     """
 
     ranges: tuple[SegmentRange, ...]
+    tokens: int = field(init=False, compare=False)  #: The number of tokens found.
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens found."""
-        return sum(each.tokens for each in self.ranges)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", sum([each.tokens for each in self.ranges]))
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -196,13 +196,13 @@ class Row:
 
         This row does not change.
 
-        The list is shorter if the grammar does not allow a token.
+        The list is shorter if the grammar does not allow a token, or fails at it.
         """
         rows: list[Row] = []
         row = self
         for token in tokens:
-            row = row._branch()
             try:
+                row = row._branch()
                 row.take(token)
             except InlayError:
                 break

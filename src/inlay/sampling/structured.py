@@ -95,7 +95,8 @@ class Guide:
 
     def branch(self) -> Guide:
         """Return a copy for tokens that the answer may not have. Its errors leave the cached grammar alone."""
-        made = Guide(self.matcher.deep_copy())
+        with panics_told():
+            made = Guide(self.matcher.deep_copy())
         made.failure = self.failure
         return made
 

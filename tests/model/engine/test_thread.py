@@ -10,17 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from inlay import LLM, AsyncLLM, EngineDeadError, InlayError, SamplingParams, Schema
+from inlay import LLM, AbortedError, AsyncLLM, EngineDeadError, InlayError, SamplingParams, Schema
 from inlay.engine import core as engine_module
 from inlay.engine import interrupts
 from inlay.engine.core import Command, Inbox
+from inlay.engine.forward import ForwardPass
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_cost import LONE
 from inlay.engine.runner import Runner
+from inlay.engine.thread import Listeners
 from inlay.events import TokenEvent
 from inlay.models.load import LoadedModel
 from inlay.types import Scope
@@ -141,6 +144,65 @@ def test_ctrl_c_ends_a_step_that_hangs(llm, monkeypatch):
         llm.generate("Hello", GREEDY)
     assert not went_on
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("moment", ["admission", "before the model", "behind the model", "sampling"])
+def test_exception_of_a_signal_handler_waits_for_the_end_of_a_step(llm, monkeypatch, moment):
+    """An application's alarm and its termination both come. Each handler is called, and then restored."""
+    called: list[int] = []
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        called.append(number)
+        raise TimeoutError
+
+    def come() -> None:
+        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGTERM)
+        assert not called
+
+    prompt = "Hello " * 40
+    expected = answer(llm, prompt)
+    llm.store.clear()
+    before = {number: signal.signal(number, expire) for number in (signal.SIGALRM, signal.SIGTERM)}
+    try:
+        inside(monkeypatch, moment, come)
+        with pytest.raises(TimeoutError):
+            llm.generate(prompt, GREEDY)
+        assert sorted(called) == sorted(before)
+        assert all(signal.getsignal(number) is expire for number in before)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert answer(llm, prompt) == expected
+    check_nothing_held(llm)
+
+
+@pytest.mark.parametrize("error", [SystemExit, RuntimeError])
+def test_nothing_is_stored_of_a_pass_that_could_not_be_made(llm, monkeypatch, error):
+    """Its tokens count as computed already."""
+    prompt = "Hello " * 40
+    expected = answer(llm, prompt)
+    llm.store.clear()
+    real, left = ForwardPass.add, [1]
+
+    def fail_once(*args: Any) -> None:
+        real(*args)
+        if left:
+            left.pop()
+            raise error
+
+    monkeypatch.setattr(ForwardPass, "add", fail_once)
+    with pytest.raises(error):
+        llm.generate(prompt, GREEDY)
+    assert llm.generate(prompt, GREEDY)[0].usage.cached_tokens == 0
+    assert answer(llm, prompt) == expected
+    check_nothing_held(llm)
+
+
+def test_caller_of_a_lost_request_gets_an_error(llm, monkeypatch):
+    monkeypatch.setattr(Listeners, "add", lambda *_: None)
+    with pytest.raises(AbortedError, match="send it again"):
+        llm.generate("Hello", GREEDY)
 
 
 def test_streams_in_reference_cycles_are_released_safely(llm):

@@ -94,6 +94,13 @@ def in_turns(meters: Mapping[str, Meter], runs: int, progress: Progress | None =
     return {name: _timing(took or [first[name]]) for name, took in samples.items()}
 
 
+def part_of(progress: Progress | None, part: int, parts: int) -> Progress | None:
+    """Return the progress of one of ``parts`` equal parts, behind ``part`` of them, as progress of the whole."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(part * total + done, parts * total)
+
+
 def _timing(took: list[float]) -> Timing:
     return Timing(statistics.median(took), min(took), len(took))
 

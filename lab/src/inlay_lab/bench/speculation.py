@@ -35,7 +35,7 @@ from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
 from inlay.settings import check_choice
 from inlay.types import RequestOutput
-from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
+from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns, part_of
 from inlay_lab.eval.documents import write_documents
 from inlay_lab.eval.reading_data import read_data
 from inlay_lab.eval.words import Split, Words
@@ -99,9 +99,8 @@ def measure_speculation(setting: SpeculationSetting, progress: Progress | None =
         engines = {mode: LLM(loaded, speculation=mode, max_num_seqs=batch, **shared) for mode in SPECULATIONS}
         for task in setting.tasks:
             work = workload(task, batch * setting.prompts, setting)
-            rows.append({"task": task, "batch": batch, **_measure(engines, work, setting.runs)})
-            if progress is not None:
-                progress(len(rows), total)
+            measured = _measure(engines, work, setting.runs, part_of(progress, len(rows), total))
+            rows.append({"task": task, "batch": batch, **measured})
         for engine in engines.values():
             engine.shutdown()
     return {
@@ -186,7 +185,7 @@ def _agent(number: int) -> str:
     return f"Weather for {', '.join(places)}.\n" + "".join(steps) + "Call:"
 
 
-def _measure(engines: dict[str, LLM], work: Workload, runs: int) -> dict[str, Any]:
+def _measure(engines: dict[str, LLM], work: Workload, runs: int, progress: Progress | None) -> dict[str, Any]:
     latest: dict[str, list[RequestOutput]] = {}
 
     def meter(name: str) -> Meter:
@@ -202,7 +201,7 @@ def _measure(engines: dict[str, LLM], work: Workload, runs: int) -> dict[str, An
 
     for engine in engines.values():  # the prompts are computed once, before the turns
         engine.generate(list(work.prompts), SamplingParams(max_tokens=1))
-    timed = in_turns({name: meter(name) for name in engines}, runs)
+    timed = in_turns({name: meter(name) for name in engines}, runs, progress)
     before, after = (latest[name] for name in ("off", "lookup"))
     tokens = sum(len(output.outputs[0].token_ids) for output in before)
     drafted, accepted = (sum(getattr(output.usage, f"{name}_tokens") for output in after) for name in _COUNTED)

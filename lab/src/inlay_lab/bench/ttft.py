@@ -51,6 +51,7 @@ from inlay_lab.bench.machine import (
     in_turns,
     measure_ceilings,
     new_sender,
+    part_of,
 )
 from inlay_lab.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
 from inlay_lab.bench.throughput.steps import Cost
@@ -139,14 +140,12 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
         for number, row in enumerate(setting.rows):
             try:
                 _check_context(llm, row)
-                measured = _measure(llm, stock, llama, row, setting)
+                measured = _measure(llm, stock, llama, row, setting, part_of(progress, number, len(setting.rows)))
                 rows.append(measured | _floor(measured, cost, rates))
             except (ContextError, CapacityError) as error:
                 if not setting.sweep:
                     raise
                 skipped.append({"cached": row.cached, "new": row.new, "reason": str(error)})
-            if progress is not None:
-                progress(number + 1, len(setting.rows))
     return {
         "rows": rows,
         "skipped": skipped,
@@ -196,7 +195,12 @@ def _timed(row: Setting, setting: TTFTSetting) -> bool:
 
 
 def _measure(
-    llm: LLM, stock: PreTrainedModel | None, llama: Peer | None, row: Setting, setting: TTFTSetting
+    llm: LLM,
+    stock: PreTrainedModel | None,
+    llama: Peer | None,
+    row: Setting,
+    setting: TTFTSetting,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     schema, prompt = workload(llm, f"bench-{row.cached}-{row.new}", row)
     llm.reset_prefix_cache()
@@ -222,7 +226,7 @@ def _measure(
         meters["llama_ms"] = partial(llama.first_token, ids)
         meters["llama_held_ms"] = partial(llama.first_token, ids, cached)
     counts = {"cached": cached, "new": new} | ({"repaired": recomputed} if recomputed else {})
-    return counts | _cells(in_turns(meters, setting.runs))
+    return counts | _cells(in_turns(meters, setting.runs, progress))
 
 
 def _floor(row: dict[str, Any], cost: Cost | None, rates: Rates) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def speculation(
         runs=1 if quick else runs,
         quick=quick,
     )
-    with token_progress("measuring") as progress:
+    with token_progress("turns") as progress:
         result = measure_speculation(setting, progress)
     table = make_table(("task", "batch", *_NAMES))
     for row in result["rows"]:

@@ -87,7 +87,7 @@ def ttft(
         sweep=sweep,
         quick=quick,
     )
-    with token_progress("measuring") as progress:
+    with token_progress("turns") as progress:
         result = measure_ttft(setting, progress)
     if plot is not None:
         from inlay_lab.bench.ttft import draw_ttft
