@@ -42,6 +42,12 @@ def fault_in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, without a full stop. Its type if it has no message."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].strip().rstrip(".")
+
+
 def counted(number: int, thing: str) -> str:
     """Return a count with its noun, as in ``1 module`` and ``2 modules``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

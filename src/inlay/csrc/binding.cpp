@@ -1,14 +1,13 @@
 // inlay._kernel: the kernel's Python interface. Tensors are passed as addresses with strides; attention/cpu.py checks
 // them.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
 #include "attend.h"
+#include "binding.h"
 #include "choose_binding.h"
 #include "decoder.h"
 #include "layers.h"
@@ -20,13 +19,12 @@ using namespace inlay;
 
 namespace {
 
-using Column = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Table = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Numbers = Column<const int64_t>;
 
-Tables::Column column_of(const Column& column) { return {column.data(), static_cast<int64_t>(column.shape(0))}; }
+Tables::Column column_of(const Numbers& column) { return {column.data(), static_cast<int64_t>(column.shape(0))}; }
 
-Plan plan_of(const Column& positions, const Column& slots, const Column& rows, const Column& row_first,
-             const Table& stretches, const Column& stretch_first, const Column& growing) {
+Plan plan_of(const Numbers& positions, const Numbers& slots, const Numbers& rows, const Numbers& row_first,
+             const Table<const int64_t>& stretches, const Numbers& stretch_first, const Numbers& growing) {
   if (stretches.shape(0) != 5) throw std::invalid_argument("the stretches of a plan are a table of 5 rows");
   return Plan({column_of(positions), column_of(slots), column_of(rows), column_of(row_first), stretches.data(),
                static_cast<int64_t>(stretches.shape(1)), column_of(stretch_first), column_of(growing)});
@@ -57,7 +55,7 @@ NB_MODULE(_kernel, m) {
   nb::set_leak_warnings(false);
   m.doc() = "inlay's compiled CPU kernel";
   m.def("instruction_sets", &instruction_sets, "Names of the versions that run on this processor, best first.");
-  m.def("threading", [] { return std::string(threading()); }, "Whose threads do the work: 'openmp' or 'std'.");
+  m.def("threading", [] { return std::string(threading()); }, "The runtime of the threads: 'openmp' or 'std'.");
   m.def("run_awake", [](int threads, const nb::callable& work) { run_awake(threads, [&] { work(); }); },
         "Calls `work` on this thread. The kernel's calls in it find the threads awake (parallel.h).");
 
@@ -91,10 +89,10 @@ NB_MODULE(_kernel, m) {
 
   nb::class_<Attention>(m, "Attention", "A plan as the kernel's work.")
       .def("__init__",
-           [](Attention* self, const Column& positions, const Column& slots, const Column& rows,
-              const Column& row_first, const Table& stretches, const Column& stretch_first, const Column& growing,
+           [](Attention* self, const Numbers& positions, const Numbers& slots, const Numbers& rows,
+              const Numbers& row_first, const Table<const int64_t>& stretches, const Numbers& stretch_first, const Numbers& growing,
               const std::string& instruction_set, int threads) {
-             const Variant& variant = variant_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
+             const Variant& variant = variant_by_name(instruction_set);
              new (self) Attention(plan_of(positions, slots, rows, row_first, stretches, stretch_first, growing),
                                   variant, threads);
            },

@@ -1,11 +1,10 @@
 #include "choose_binding.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <initializer_list>
-#include <stdexcept>
 
+#include "binding.h"
 #include "choose.h"
 #include "kernel.h"
 
@@ -14,19 +13,10 @@ namespace nb = nanobind;
 namespace inlay {
 namespace {
 
-template <class T>
-using Column = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Table = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
 Lists lists_of(const Column<const int64_t>& first, const Column<const int64_t>& ids, int64_t rows) {
-  require(static_cast<int64_t>(first.shape(0)) == rows + 1 && first(0) == 0, "lists of every row");
-  for (int64_t row = 0; row < rows; ++row) require(first(row) <= first(row + 1), "lists in order of the rows");
-  require(first(rows) == static_cast<int64_t>(ids.shape(0)), "lists as long as they say");
+  require(static_cast<int64_t>(first.shape(0)) == rows + 1 && first(0) == 0, "a table of lists must have one border more than rows, from 0");
+  for (int64_t row = 0; row < rows; ++row) require(first(row) <= first(row + 1), "the borders of lists must not fall");
+  require(first(rows) == static_cast<int64_t>(ids.shape(0)), "the last border of lists must be the number of tokens");
   return {first.data(), ids.data()};
 }
 
@@ -44,14 +34,14 @@ void choose_tokens(uint64_t address, bool bf16, int64_t stride, const Column<con
   const size_t rows = tokens.shape(0);
   for (const size_t length : {draws.shape(0), inverse.shape(0), min_p.shape(0), top_k.shape(0), top_p.shape(0),
                               penalties.shape(0), guided.shape(0), raw.shape(0), best.shape(0)})
-    require(length == rows, "one of each for every row");
+    require(length == rows, "each column must have one number for every row");
   const auto count = static_cast<int64_t>(rows), words = static_cast<int64_t>(bits.shape(1));
   require(penalties.shape(1) == 3 && biases.shape(0) == biased.shape(0) && counts.shape(0) == seen.shape(0),
-          "a number for each token");
-  require(vocabulary > 0 && vocabulary <= (int64_t{1} << 22) && stride >= vocabulary, "a vocabulary's width");
+          "biases and counts must have one number for each of their tokens");
+  require(vocabulary > 0 && vocabulary <= (int64_t{1} << 22) && stride >= vocabulary, "vocabulary must be 1 to 2^22, and stride at least as much");
   for (int64_t row = 0; row < count; ++row)
     require(guided(row) < static_cast<int64_t>(bits.shape(0)) && (guided(row) < 0 || words * 32 >= vocabulary),
-            "a bit for each token");
+            "a guided row must name a row of bits, with a bit for each token");
   const RowParams asked{draws.data(),
                         inverse.data(),
                         min_p.data(),
@@ -66,7 +56,7 @@ void choose_tokens(uint64_t address, bool bf16, int64_t stride, const Column<con
                         guided.data(),
                         bits.data(),
                         words};
-  const Variant& variant = variant_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
+  const Variant& variant = variant_by_name(instruction_set);
   const Logits logits{reinterpret_cast<const char*>(address), bf16 ? Type::bf16 : Type::f32, count, vocabulary, stride};
   nb::gil_scoped_release released;
   choose(logits, asked, {tokens.data(), raw.data(), best.data()}, variant.choose_row, threads);
@@ -74,7 +64,7 @@ void choose_tokens(uint64_t address, bool bf16, int64_t stride, const Column<con
 
 void random_bits(const Column<const uint64_t>& seeds, const Column<const uint64_t>& steps,
                  const Column<uint64_t>& bits) {
-  require(seeds.shape(0) == bits.shape(0) && steps.shape(0) == bits.shape(0), "a seed and a step for each");
+  require(seeds.shape(0) == bits.shape(0) && steps.shape(0) == bits.shape(0), "seeds, steps and bits must have one number for each draw");
   philox(seeds.data(), steps.data(), bits.data(), static_cast<int64_t>(bits.shape(0)));
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attend.h"
+#include "binding.h"
 #include "kernel.h"
 #include "linear.h"
 #include "parallel.h"
@@ -21,10 +22,6 @@ namespace nb = nanobind;
 namespace inlay {
 namespace {
 
-template <class T>
-T* at(uint64_t address) {
-  return reinterpret_cast<T*>(address);
-}
 uint64_t address_of(const void* memory) { return reinterpret_cast<uint64_t>(memory); }
 
 // A linear layer with any kind of weight. Inputs and outputs are of one type, bf16 or fp32, and rows are contiguous.
@@ -54,7 +51,7 @@ class Product {
 
 template <class T>
 Product direct_in(Type type, uint64_t weight, uint64_t bias, int64_t in, int64_t out, const std::string& instruction_set) {
-  const RunLinear<T> run = linear_by_name<T>(instruction_set.c_str());
+  const RunLinear<T> run = linear_by_name<T>(instruction_set);
   if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
   return Product(Linear<T>{nullptr, in, at<T>(weight), at<T>(bias), nullptr, out, 0, in, out}, run, type);
 }
@@ -67,8 +64,8 @@ Product direct_product(uint64_t weight, uint64_t bias, int64_t in, int64_t out, 
 
 Product quantized_product(uint64_t weight, uint64_t scales, uint64_t bias, int64_t in, int64_t out, int bits,
                           bool bf16_grid, bool zeros, const std::string& instruction_set) {
-  const QuantizedLinear run = quantized_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
-  if (run == nullptr) throw std::invalid_argument("ask quantized_supported() first");
+  const QuantizedLinear run = quantized_by_name(instruction_set);
+  if (run == nullptr) throw std::invalid_argument("no quantized layer for the instruction set '" + instruction_set + "'");
   const Quantized layer{nullptr, in,  at<char>(weight), at<float>(scales), at<float>(bias), nullptr, out,  0,
                         in,      out, bits,             Type::bf16,        bf16_grid ? Type::bf16 : Type::f32, zeros};
   return Product(layer, run, layer.type);
@@ -200,8 +197,8 @@ void bind_decoder(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Product>(m, "Product", "A linear layer with its weight, in bf16 or fp32; made of addresses, 0 for none.")
       .def_prop_ro("bf16", [](const Product& self) { return self.type() == Type::bf16; });
-  m.def("direct_product", &direct_product, "One whose weight is in the type of its inputs (linear.h).");
-  m.def("quantized_product", &quantized_product, "One in bf16 whose weight has 4 or 8 bits (quantized.h).");
+  m.def("direct_product", &direct_product, "A Product with its weight in the type of its inputs (linear.h).");
+  m.def("quantized_product", &quantized_product, "A Product in bf16 with its weight in 4 or 8 bits (quantized.h).");
   nb::class_<DecoderLayer>(m, "DecoderLayer", "What a layer computes before and behind its attention.")
       .def("__init__",
            [](DecoderLayer* self, const Product& qkv, const Product& out, const Product& gate_up, const Product& down,

@@ -1,6 +1,5 @@
 // Chooses the version of the kernel for this processor.
 #include <cstdlib>
-#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -43,10 +42,10 @@ const Variant* const kVariants[] = {
 
 }  // namespace
 
-const Variant& variant_by_name(const char* name) {
+const Variant& variant_by_name(const std::string& name) {
   for (const Variant* variant : kVariants)
-    if (variant->supported() && (name == nullptr || std::strcmp(name, variant->name) == 0)) return *variant;
-  throw std::invalid_argument(std::string("no kernel for the instruction set '") + name + "' runs here");
+    if (variant->supported() && (name.empty() || name == variant->name)) return *variant;
+  throw std::invalid_argument("no kernel for the instruction set '" + name + "' runs here");
 }
 
 int variant_names(const char** names, int most) {

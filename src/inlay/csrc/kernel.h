@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "choose.h"
 #include "plan.h"
@@ -68,7 +69,7 @@ struct Variant {
   ChooseRow choose_row;  // chooses the token of one row of logits
 };
 
-const Variant& variant_by_name(const char* name);  // null name: the best one that runs here
-int variant_names(const char** names, int most);   // those that run here, best first
+const Variant& variant_by_name(const std::string& name);  // "" for the best one that runs here
+int variant_names(const char** names, int most);          // those that run here, best first
 
 }  // namespace inlay

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "binding.h"
 #include "linear.h"
 #include "parallel.h"
 #include "quantized.h"
@@ -218,10 +219,6 @@ CLONES void read_share(const int32_t* from, int64_t count, int32_t* sums) {
   std::memcpy(sums, &sum, sizeof sum);
 }
 
-template <class T>
-T* at(uint64_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool bf16, int64_t inputs, int64_t outputs,
                  int64_t group, int64_t first_block, int64_t blocks, int threads) {
@@ -234,7 +231,7 @@ void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool 
 template <class T>
 void multiply_in(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint64_t y, int64_t rows, int64_t in,
                  int64_t out, const std::string& instruction_set, int threads) {
-  const RunLinear<T> run = linear_by_name<T>(instruction_set.c_str());
+  const RunLinear<T> run = linear_by_name<T>(instruction_set);
   if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
   const Linear<T> layer{at<T>(x), x_stride, at<T>(weight), at<T>(bias), at<T>(y), out, rows, in, out};
   run(layer, worthwhile(threads, seconds_of(layer)));
@@ -253,8 +250,8 @@ void pack_numbers(uint64_t numbers, uint64_t to, int64_t out, int64_t in, int bi
 void multiply_quantized(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t scales, uint64_t bias, uint64_t y,
                         int64_t rows, int64_t in, int64_t out, int bits, bool bf16, bool bf16_grid, bool zeros,
                         const std::string& instruction_set, int threads) {
-  const QuantizedLinear run = quantized_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
-  if (run == nullptr) throw std::invalid_argument("ask quantized_supported() first");
+  const QuantizedLinear run = quantized_by_name(instruction_set);
+  if (run == nullptr) throw std::invalid_argument("no quantized layer for the instruction set '" + instruction_set + "'");
   const Quantized layer{at<void>(x), x_stride, at<char>(weight), at<float>(scales), at<float>(bias), at<void>(y), out,
                         rows, in, out, bits, bf16 ? Type::bf16 : Type::f32, bf16_grid ? Type::bf16 : Type::f32, zeros};
   run(layer, worthwhile(threads, seconds_of(layer)));
@@ -325,12 +322,12 @@ void bind_layers(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   m.def("linear_supported",
         [](const std::string& name, bool bf16) {
-          return bf16 ? linear_by_name<uint16_t>(name.c_str()) != nullptr : linear_by_name<float>(name.c_str()) != nullptr;
+          return bf16 ? linear_by_name<uint16_t>(name) != nullptr : linear_by_name<float>(name) != nullptr;
         },
         "Whether a version of linear runs here, in bf16 or in fp32.");
   m.def("linear", &multiply, released(), "A linear layer in bf16 or fp32; bias 0 for none.");
   m.def("quantized_supported",
-        [](const std::string& name) { return quantized_by_name(name.empty() ? nullptr : name.c_str()) != nullptr; },
+        [](const std::string& name) { return quantized_by_name(name) != nullptr; },
         "Whether a version of quantized_linear runs here; an empty name asks for one that is worth it.");
   m.def("pack_quantized", &pack_numbers, released(), "Numbers of some outputs as quantized_linear reads them.");
   m.def("quantized_linear", &multiply_quantized, released(), "A linear layer in 4 or 8 bits (quantized.h); 0 for none.");

@@ -1,7 +1,6 @@
 // Chooses the version of the linear layers for this processor.
 #include "linear.h"
 
-#include <cstring>
 #include <type_traits>
 
 #include "cpu.h"
@@ -9,8 +8,8 @@
 namespace inlay {
 
 template <class T>
-RunLinear<T> linear_by_name(const char* name) {
-  const auto asked = [name](const char* own) { return *name == 0 || std::strcmp(name, own) == 0; };
+RunLinear<T> linear_by_name(const std::string& name) {
+  const auto asked = [&](const char* own) { return name.empty() || name == own; };
 #ifdef INLAY_HAS_AVX2
   if constexpr (std::is_same<T, uint16_t>::value)
     if (asked("avx512bf16") && INLAY_CPU_AVX512BF16) return linear_avx512bf16;
@@ -20,7 +19,7 @@ RunLinear<T> linear_by_name(const char* name) {
   if (asked("portable")) return linear_portable;
   return nullptr;
 }
-template RunLinear<uint16_t> linear_by_name(const char* name);
-template RunLinear<float> linear_by_name(const char* name);
+template RunLinear<uint16_t> linear_by_name(const std::string& name);
+template RunLinear<float> linear_by_name(const std::string& name);
 
 }  // namespace inlay

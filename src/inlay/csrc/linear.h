@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 namespace inlay {
 
@@ -40,6 +41,6 @@ void linear_portable(const Linear<float>& layer, int threads);
 
 // The version for an instruction set, or the best one that runs here if `name` is empty. Null if none does.
 template <class T>
-RunLinear<T> linear_by_name(const char* name);
+RunLinear<T> linear_by_name(const std::string& name);
 
 }  // namespace inlay

@@ -10,12 +10,7 @@
 // The numbers of a row are added in the same order up to 48 rows, so a token has the same bits alone and with a draft.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <limits>
-#include <new>
-#include <utility>
 
 #include "kernel.h"
 #include "linear.h"

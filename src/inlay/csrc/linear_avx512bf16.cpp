@@ -13,12 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <limits>
-#include <new>
-#include <utility>
 
 #include "kernel.h"
 #include "parallel.h"

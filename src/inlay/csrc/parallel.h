@@ -30,7 +30,7 @@ void run_awake(int threads, const std::function<void()>& work);
 
 // Returns how many of the threads to use for a region that takes one thread `seconds`: all of them, or one if waking them
 // takes longer than they save. Waking a sleeping thread takes some microseconds, and up to 100 in a virtual machine. It
-// is measured once in a process. In run_awake, it takes less than one while they spin.
+// is measured once in a process. Within run_awake the threads spin, and waking them takes less than a microsecond.
 int worthwhile(int threads, double seconds);
 
 // The runtime of the threads: "openmp" (the process's own OpenMP runtime) or "std".

@@ -55,13 +55,13 @@ void pack_quantized(const uint8_t* numbers, char* to, int64_t out, int64_t in, i
   });
 }
 
-QuantizedLinear quantized_by_name(const char* name) {
-  const auto asked = [name](const char* own) { return name == nullptr || std::strcmp(name, own) == 0; };
+QuantizedLinear quantized_by_name(const std::string& name) {
+  const auto asked = [&](const char* own) { return name.empty() || name == own; };
 #ifdef INLAY_HAS_AVX2
   if (asked("avx512vnni") && INLAY_CPU_AVX512VNNI) return quantized_avx512vnni;
   if (asked("avx2") && INLAY_CPU_AVX2) return quantized_avx2;
 #endif
-  if (name != nullptr && asked("portable")) return quantized_portable;  // PyTorch's own is faster
+  if (name == "portable") return quantized_portable;  // PyTorch's own is faster
   return nullptr;
 }
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "tensors.h"
 
@@ -56,7 +57,7 @@ using QuantizedLinear = void (*)(const Quantized& layer, int threads);
 void pack_quantized(const uint8_t* numbers, char* to, int64_t out, int64_t in, int bits, int64_t group_bytes,
                     int threads);
 
-// The version for an instruction set, or for null the best one that runs here. Null if there is none.
-QuantizedLinear quantized_by_name(const char* name);
+// The version for an instruction set, or the best one that runs here if `name` is empty. Null if none does.
+QuantizedLinear quantized_by_name(const std::string& name);
 
 }  // namespace inlay

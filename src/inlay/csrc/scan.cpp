@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -52,10 +51,10 @@ void for_each(const Spans& spans, int64_t heads, int64_t parts, int64_t updates,
 
 }  // namespace
 
-const ScanVariant& scan_by_name(const char* name) {
+const ScanVariant& scan_by_name(const std::string& name) {
   for (const ScanVariant* variant : kVariants)
-    if (variant->supported() && (name == nullptr || std::strcmp(name, variant->name) == 0)) return *variant;
-  throw std::invalid_argument(std::string("no scan for the instruction set '") + name + "' runs here");
+    if (variant->supported() && (name.empty() || name == variant->name)) return *variant;
+  throw std::invalid_argument("no scan for the instruction set '" + name + "' runs here");
 }
 
 void scan_delta(const DeltaScan& scan, const Spans& spans, const ScanVariant& variant, int threads) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace inlay {
 
@@ -74,8 +75,8 @@ struct ScanVariant {
   void (*convolve)(const Convolution& convolution, const Spans& spans, int64_t span, int64_t channel);
 };
 
-// Null: the best one that runs here.
-const ScanVariant& scan_by_name(const char* name);
+// "" for the best one that runs here.
+const ScanVariant& scan_by_name(const std::string& name);
 
 void scan_delta(const DeltaScan& scan, const Spans& spans, const ScanVariant& variant, int threads);
 void scan_state_space(const StateSpaceScan& scan, const Spans& spans, const ScanVariant& variant, int threads);

@@ -1,10 +1,8 @@
 #include "scan_binding.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include <stdexcept>
-
+#include "binding.h"
 #include "scan.h"
 
 namespace nb = nanobind;
@@ -12,17 +10,13 @@ namespace nb = nanobind;
 namespace inlay {
 namespace {
 
-using Column = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
+using Numbers = Column<const int64_t>;
 
 const float* numbers(uint64_t address) { return reinterpret_cast<const float*>(address); }
 
 // All rows and slots lie within the tensors.
-Spans spans_of(const Column& first_piece, const Column& source, const Column& first, const Column& end,
-               const Column& target, int64_t rows, int64_t slots) {
+Spans spans_of(const Numbers& first_piece, const Numbers& source, const Numbers& first, const Numbers& end,
+               const Numbers& target, int64_t rows, int64_t slots) {
   const auto count = static_cast<int64_t>(source.shape(0)), pieces = static_cast<int64_t>(first.shape(0));
   require(static_cast<int64_t>(first_piece.shape(0)) == count + 1 && end.shape(0) == first.shape(0) &&
               target.shape(0) == first.shape(0),
@@ -38,20 +32,18 @@ Spans spans_of(const Column& first_piece, const Column& source, const Column& fi
   return {count, first_piece.data(), source.data(), first.data(), end.data(), target.data()};
 }
 
-const ScanVariant& variant_of(const std::string& name) { return scan_by_name(name.empty() ? nullptr : name.c_str()); }
-
 }  // namespace
 
 void bind_scan(nb::module_& m) {
   m.def("scan_delta",
         [](uint64_t query, uint64_t key, uint64_t value, uint64_t decay, uint64_t beta, uint64_t pool, uint64_t out,
            int64_t rows, int64_t slots, int64_t key_heads, int64_t value_heads, int64_t key_width, int64_t value_width,
-           int64_t decays, const Column& first_piece, const Column& source, const Column& first, const Column& end,
-           const Column& target, const std::string& instruction_set, int threads) {
-          require(key_heads > 0 && value_heads % key_heads == 0, "value heads for every key head");
-          require(key_width > 0 && key_width <= kMostKeyWidth && key_width % 4 == 0, "a key's width");
-          require(value_width > 0 && value_width % kScanLanes == 0, "a value's width");
-          require(decays == 1 || decays == key_width, "one decay, or one for each channel");
+           int64_t decays, const Numbers& first_piece, const Numbers& source, const Numbers& first, const Numbers& end,
+           const Numbers& target, const std::string& instruction_set, int threads) {
+          require(key_heads > 0 && value_heads % key_heads == 0, "value_heads must be a multiple of key_heads");
+          require(key_width > 0 && key_width <= kMostKeyWidth && key_width % 4 == 0, "key_width must be a multiple of 4, at most 256");
+          require(value_width > 0 && value_width % kScanLanes == 0, "value_width must be a multiple of the lanes");
+          require(decays == 1 || decays == key_width, "decays must be 1 or key_width");
           const Spans spans = spans_of(first_piece, source, first, end, target, rows, slots);
           const DeltaScan scan{numbers(query),
                                numbers(key),
@@ -65,7 +57,7 @@ void bind_scan(nb::module_& m) {
                                key_width,
                                value_width,
                                decays};
-          const ScanVariant& variant = variant_of(instruction_set);
+          const ScanVariant& variant = scan_by_name(instruction_set);
           nb::gil_scoped_release released;
           scan_delta(scan, spans, variant, threads);
         },
@@ -76,8 +68,8 @@ void bind_scan(nb::module_& m) {
         nb::arg("instruction_set"), nb::arg("threads"));
   m.def("scan_state_space",
         [](uint64_t x, uint64_t decay, uint64_t time, uint64_t b, uint64_t c, uint64_t pool, uint64_t out, int64_t rows,
-           int64_t slots, int64_t heads, int64_t width, int64_t groups, int64_t state_width, const Column& first_piece,
-           const Column& source, const Column& first, const Column& end, const Column& target,
+           int64_t slots, int64_t heads, int64_t width, int64_t groups, int64_t state_width, const Numbers& first_piece,
+           const Numbers& source, const Numbers& first, const Numbers& end, const Numbers& target,
            const std::string& instruction_set, int threads) {
           require(groups > 0 && heads % groups == 0, "heads for every group");
           require(width > 0 && width % kScanChannels == 0, "a head's width");
@@ -94,7 +86,7 @@ void bind_scan(nb::module_& m) {
                                     width,
                                     groups,
                                     state_width};
-          const ScanVariant& variant = variant_of(instruction_set);
+          const ScanVariant& variant = scan_by_name(instruction_set);
           nb::gil_scoped_release released;
           scan_state_space(scan, spans, variant, threads);
         },
@@ -105,8 +97,8 @@ void bind_scan(nb::module_& m) {
         nb::arg("threads"));
   m.def("convolve",
         [](uint64_t x, uint64_t weight, uint64_t bias, uint64_t pool, uint64_t out, int64_t rows, int64_t slots,
-           int64_t channels, int64_t kernel, int64_t stride, bool bf16, bool silu, const Column& first_piece,
-           const Column& source, const Column& first, const Column& end, const Column& target,
+           int64_t channels, int64_t kernel, int64_t stride, bool bf16, bool silu, const Numbers& first_piece,
+           const Numbers& source, const Numbers& first, const Numbers& end, const Numbers& target,
            const std::string& instruction_set, int threads) {
           require(channels > 0 && channels % kScanLanes == 0 && stride >= channels, "a number of channels");
           require(kernel > 0 && kernel <= kMostKernel, "a kernel's width");
@@ -121,7 +113,7 @@ void bind_scan(nb::module_& m) {
                                         stride,
                                         bf16,
                                         silu};
-          const ScanVariant& variant = variant_of(instruction_set);
+          const ScanVariant& variant = scan_by_name(instruction_set);
           nb::gil_scoped_release released;
           convolve(convolution, spans, variant, threads);
         },

@@ -169,7 +169,7 @@ bool refuses_nonsense(unsigned seed) {
   Pass pass(random, empty, layer);
   Workspace workspace(1 << 20);
   try {
-    Attention attention(Plan(tables), variant_by_name(nullptr), 1);
+    Attention attention(Plan(tables), variant_by_name(""), 1);
     attention.attend(pass.call(asked.slots), workspace);
   } catch (const std::invalid_argument&) {
     return true;

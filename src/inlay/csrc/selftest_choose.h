@@ -1,7 +1,6 @@
 // Random rows of logits for selftest.cpp: every instruction set must choose like the portable one.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -509,12 +508,9 @@ class EngineCore:
     def _forward(self, made: ForwardPass, hidden: list[Tensor] | None) -> Tensor:
         """Run the pass and return its logits. ``hidden`` receives the hidden states, see Runner.run."""
         plan = self._plans.plan_of(made)
-        more: dict[str, Any] = {} if hidden is None else {"hidden": hidden}
-        if made.arrivals:
-            more["await_layer"] = made.await_layer
-        elif self._in_flight is not None:
-            more["ids"] = self._in_flight.ids(made.decode)
-        return self.runner.run(made.work, made.wanted, plan, **more)
+        await_layer = made.await_layer if made.arrivals else None
+        ids = None if made.arrivals or self._in_flight is None else self._in_flight.ids(made.decode)
+        return self.runner.run(made.work, made.wanted, plan, await_layer=await_layer, ids=ids, hidden=hidden)
 
     def _next_batch(self, encoding: Encoding) -> None:
         """Queue an encoding for its next batch once this one is computed, behind the waiting jobs."""

@@ -28,7 +28,7 @@ class Encoding:
         specs: the segments; their context may be left out.
         id: its name in events.
         sent: its creation time on the clock of ``arrival``, which is later for each further batch.
-        tenant, weight, sequences: see jobs.Job.
+        tenant, weight, sequences: see scheduler.Job.
         left: the segments that are not known to be stored, by key.
         complete: True if all are stored.
         error: the fault that ended it early.
@@ -62,7 +62,7 @@ class Encoding:
 
     @property
     def prompt_left(self) -> int:
-        """See jobs.Job."""
+        """See scheduler.Job."""
         return self.allocation.prompt_left
 
     @property

@@ -109,7 +109,7 @@ class PendingPrefills:
 
 
 class AdmissionWaits:
-    """The tasks that a KVCacheManager told to wait; see jobs.Waits."""
+    """The tasks that a KVCacheManager told to wait; see scheduler.Waits."""
 
     def __init__(self, store: SegmentStore, residency: Residency, pending: PendingPrefills) -> None:
         self._store = store
@@ -184,7 +184,7 @@ class KVCacheManager:
         prefetcher: loads segments into the pool ahead of requests.
         retention: pins and lifetimes of segments, as set by callers.
         pending: the running prefills that other tasks may wait for.
-        profiles: the deviation profiles of modules; see ``Args``.
+        profiles: the deviation profiles of modules.
         orders: chooses the order of a prompt's free sets.
         encoding: the encoding that has slots; at most one at a time.
         encoded_tokens: the number of module tokens computed since the start.
@@ -220,7 +220,7 @@ class KVCacheManager:
         self.waits = AdmissionWaits(store, residency, self.pending)
 
     def admit(self, task: Task, alone: bool) -> Admission:
-        """See jobs.Memory."""
+        """See scheduler.Memory."""
         self._store.purge()
         self.retention.expire()
         try:
@@ -291,7 +291,7 @@ class KVCacheManager:
         A request that needs a pass for token selection is admitted for that pass first.
 
         Args:
-            alone: see jobs.Memory.
+            alone: see scheduler.Memory.
         """
         if self._still_waits(request) or request.prompt.selector is not None:
             return Admission.LATER
@@ -413,7 +413,7 @@ class KVCacheManager:
         return allocation
 
     def grow(self, task: Task) -> bool:
-        """See jobs.Memory."""
+        """See scheduler.Memory."""
         allocation = task.allocation
         if allocation.room > allocation.tokens:
             return True

@@ -23,7 +23,7 @@ class Lookup:
         modules: by key, every module that it reads or needs as context, with the stored prefix.
         prefixes: per part, the stored prefix of the request's own run. None for modules. For a model with recurrent
             layers they end where a state is stored, unless a module follows.
-        beyond: for such a model, the tokens of the prompt up to the ends of KV that is stored behind the last state.
+        beyond: for such a model, where stored KV ends behind the last stored state, in tokens of the prompt.
     """
 
     modules: dict[bytes, tuple[SegmentSpec, PrefixMatch]]
@@ -49,7 +49,7 @@ def look_up(store: SegmentStore, composed: ComposedPrompt, *, find: bool = True)
     """Look up a composed prompt; finds nothing if ``find`` is False."""
     lookup = _look_up(store, composed, find)
     if find and _opened(store, composed, lookup):
-        lookup = _look_up(store, composed, find)  # a match may have ended behind the cut
+        lookup = _look_up(store, composed, find)  # matches may be longer now
     return lookup if store.states is None else _up_to_states(composed, lookup)
 
 
@@ -83,12 +83,12 @@ def _opened(store: SegmentStore, composed: ComposedPrompt, lookup: Lookup) -> bo
 
 def _up_to_states(composed: ComposedPrompt, lookup: Lookup) -> Lookup:
     """Shorten each prefix match to its last stored state, if the first token behind the match needs a state."""
-    at = sum(map(_length, composed))
+    at = sum(part.length for part in composed)
     prefixes: list[PrefixMatch | None] = []
     beyond: list[int] = []
     needed = True  # a token behind this part needs the state behind it
     for part, found in zip(reversed(composed), reversed(lookup.prefixes), strict=True):
-        at -= _length(part)
+        at -= part.length
         if isinstance(part, CachedSpan):
             needed = False  # a module has a state of its own
         elif needed or found is None or found.tokens < len(part.ids):
@@ -98,10 +98,6 @@ def _up_to_states(composed: ComposedPrompt, lookup: Lookup) -> Lookup:
             found, needed = short, short is None or not short.tokens
         prefixes.append(found)
     return Lookup(lookup.modules, tuple(reversed(prefixes)), tuple(reversed(beyond)))
-
-
-def _length(part: CachedSpan | RecomputedSpan | NewSpan) -> int:
-    return part.length if isinstance(part, CachedSpan) else len(part.ids)
 
 
 def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: bool = True) -> Lookup:

@@ -22,7 +22,7 @@ from inlay.kv.identity import TEXT_LABEL, KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.pool import StatePool, StoredState
 from inlay.kv.store import SegmentStore
 from inlay.models.mixers.states import StateSpan
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan
+from inlay.prompt.composed import ComposedPrompt, NewSpan
 from inlay.prompt.request import PromptPart
 
 #: The most states that one prompt keeps at the ends of its parts. Later parts count first.
@@ -252,7 +252,7 @@ def mark_prompt(
         state.mark(tokens)
     for tokens in lookup.beyond:
         state.mark(tokens)
-    end = sum(part.length if isinstance(part, CachedSpan) else len(part.ids) for part in composed)
+    end = sum(part.length for part in composed)
     if interval:
         for tokens in range(interval, end, interval)[-share:]:
             state.mark(tokens)

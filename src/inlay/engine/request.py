@@ -281,7 +281,7 @@ class Request:
         index: the number of the answer within its prompt.
         priority: lower numbers go first.
         deadline: end of the request, on the clock of ``arrival``.
-        tenant, weight, sequences: see jobs.Job.
+        tenant, weight, sequences: see scheduler.Job.
         waits_for: KV that another job computes, as of the last check.
         tokens_attached: the number of generated tokens at the last admission.
         scores: the log-probabilities of the prompt's tokens, if requested. Only the first answer has them.
@@ -354,7 +354,7 @@ class Request:
 
     @property
     def prompt_left(self) -> int:
-        """See jobs.Job."""
+        """See scheduler.Job."""
         return self.allocation.prompt_left
 
     @property

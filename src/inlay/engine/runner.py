@@ -44,7 +44,7 @@ from inlay.policy import Recompute
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, Scores, inexact_modules
 from inlay.slots import SlotRange, cut
 
-_WORTH_A_PLAN = 64  # rows of one layer that cost more than a plan of the others
+_WORTH_A_PLAN = 64  # fewer skipped rows save less than the plan of the kept rows costs
 
 logger = logging.getLogger(__name__)
 
@@ -377,13 +377,12 @@ class Runner:
     ) -> Tensor:
         """Run a pass, and take the input of the output layer."""
         head = self._loaded.model.get_output_embeddings()
-        compiled, self._compiled = self._compiled, None
         hook = head.register_forward_pre_hook(lambda _, given: hidden.append(given[0][0]))
         try:
-            return self._run(ids, rows, context, adapted)
+            with self.unrecorded(compiled=False):
+                return self._run(ids, rows, context, adapted)
         finally:
             hook.remove()
-            self._compiled = compiled
 
     def _saves_rows(self, rows: int, wanted: int) -> bool:
         """True if some layers need only the wanted rows of a pass.
@@ -480,7 +479,7 @@ class Runner:
             return self._compute(known, positions, context, wanted)
 
     def _forward(self, ids: Tensor, positions: Tensor, plan: Plan, rows: Tensor | None) -> Tensor:
-        """See ``graphs.Forward``."""
+        """See ``Forward``."""
         return self._compute(ids, positions, PassContext(self.backend, self.storage, plan, self._loaded.spec), rows)
 
     def _compute(self, ids: Tensor, positions: Tensor, context: PassContext, rows: Tensor | None) -> Tensor:

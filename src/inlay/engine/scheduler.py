@@ -21,7 +21,6 @@ most queued jobs. That job ends with QueueFullError.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
@@ -192,16 +191,16 @@ class Shares:
         portion = max(_LEAST, budget // len(tenants))
         given: dict[J, int] = {}
         line = [(self.of(tenant), tenant) for tenant in tenants]
-        heapq.heapify(line)
+        heapify(line)
         while budget and line:
-            tenant = heapq.heappop(line)[1]
+            tenant = heappop(line)[1]
             taken = _within(tenants[tenant], min(portion, budget), given)
             for job, tokens in taken.items():
                 given[job] = given.get(job, 0) + tokens
                 budget -= tokens
                 self.charge(job, tokens)
             if taken:
-                heapq.heappush(line, (self.of(tenant), tenant))
+                heappush(line, (self.of(tenant), tenant))
         return given
 
 

@@ -34,11 +34,11 @@ LEAST_GAIN = 0.1
 #: By the least length of a match: the share of accepted tokens that a new answer starts from.
 _PRIORS = ((3, 0.3), (4, 0.45), (6, 0.6), (9, 0.75), (16, 0.85))
 _PRIOR_TOKENS = 3.0  # the weight of these shares, in tokens
-_KEPT = 0.95  # the weight of a token after the next one is counted
+_KEPT = 0.95  # each counted token multiplies the weight of earlier ones by this
 
-#: For the time of steps: the weight of a new one; the share of ``token_s`` that a step without drafts leaves, so that
-#: drafts are tried again; and the most time that a step counts, in times of its rows, because it may have had to wait.
-_WEIGHT, _FORGOTTEN, _LONGEST = 0.1, 0.998, 3
+_WEIGHT = 0.1  # of a new step in a mean
+_FORGOTTEN = 0.998  # the share of ``token_s`` that a step without drafts leaves, so that drafts are tried again
+_LONGEST = 3  # a step counts at most this many times the time of its rows, because it may have had to wait
 
 
 class AcceptanceRates:
@@ -82,7 +82,8 @@ class Chance(NamedTuple):
 
 
 class StepTimes:
-    """The time of steps besides their rows, as moving means: for scheduling, tokens, lookups and longer contexts.
+    """Moving means of the part of a step's time that RowCost does not predict: scheduling, sampling, lookups, longer
+    contexts.
 
     Batches of similar size share their means: those of 1 answer, of 2 and 3, of 4 to 7, and so on.
     """
@@ -123,8 +124,8 @@ def choose_lengths(
 
     A pass gives one token to each answer, and one more for each accepted draft token. Draft tokens are added one by
     one, the likeliest first, and the number with the most expected tokens a second is taken. A pass with drafts costs
-    two new plans: its own, and that of the next pass. The time of prompt rows is left out: they give no token, so a
-    draft would seem to pay more easily beside them.
+    two new plans: its own, and that of the next pass. The time of prompt rows is left out. Beside it,
+    the time of draft rows would look small.
 
     Args:
         cost: the measured time of passes.

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -330,16 +330,22 @@ class EngineThread:
             try:
                 if self._inside:
                     return
-                with HeldInterrupts():
-                    self._inside = True
-                    try:
-                        self._inbox.carry_out()
-                    finally:
-                        self._inside = False
+                with self._working():
+                    self._inbox.carry_out()
             finally:
                 self._turn.release()
 
     # Working: the holder of the lock, or the engine's own thread
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Mark the lock's holder as inside, and hold signals back."""
+        with HeldInterrupts():
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
 
     def _at_work(self, work: Callable[[], T]) -> T:
         """Take the lock, run posted commands, and work."""
@@ -349,13 +355,9 @@ class EngineThread:
                 if self._inside:
                     raise InlayError(_INSIDE, code="engine.inside")
                 self.check_open()
-                with HeldInterrupts():
-                    self._inside = True
-                    try:
-                        self._inbox.carry_out()
-                        return work()
-                    finally:
-                        self._inside = False
+                with self._working():
+                    self._inbox.carry_out()
+                    return work()
         finally:
             self._serve()  # posted meanwhile
 

@@ -17,6 +17,7 @@ from inlay.models.fill import check_complete
 from inlay.models.formats.reading import quiet_transformers
 from inlay.models.load import load_tokenizer, whole_config
 from inlay.models.location import check_location, check_weights, model_name, public_name
+from inlay.wording import first_line
 
 EmbeddingPooling = Literal["mean", "last", "cls"]
 
@@ -137,8 +138,9 @@ def _load(place: str, config: PretrainedConfig) -> PreTrainedModel:
                 output_loading_info=True,
             )
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ModelError(f"{place}: the weights cannot be loaded: {first}", code="model.unreadable_weights") from error
+        raise ModelError(
+            f"{place}: the weights cannot be loaded: {first_line(error)}", code="model.unreadable_weights"
+        ) from error
     model: PreTrainedModel
     model, report = read
     # BERT's pooler is not used here, and checkpoints may lack it

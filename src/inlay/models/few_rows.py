@@ -1,7 +1,7 @@
 """All decoder layers over few rows in one call of the compiled kernel, or each layer in two calls.
 
-During decoding, Python and PyTorch spend a third of the products' time between the ten products and steps of a layer,
-and more in the code of transformers around the layers. ``FewRowsPass`` runs a pass with one call for all layers. Where
+During decoding, Python and PyTorch between the ten products and steps of a layer take a third as long as the products.
+transformers' code around the layers takes more. ``FewRowsPass`` runs a pass with one call for all layers. Where
 that is impossible, ``FewRows`` is the ``forward`` of each layer: one call computes the steps before attention and one
 the steps after it (csrc/decoder.cpp). In other families all layers run in Python. Their short passes keep the kernel's
 threads ``awake`` between its calls.
@@ -36,7 +36,8 @@ MOST_ROWS = 256
 #: Numbers of a weight whose product needs all threads.
 LARGE = 1 << 18
 
-_AWAKE_NUMBERS = 1 << 19  # of a step, times threads: with more, PyTorch's threads save more than waking takes
+#: The most numbers of a step, times threads. Above it, PyTorch's threads save more than waking them takes.
+_AWAKE_NUMBERS = 1 << 19
 
 # What makes PyTorch change all logits, in the configurations of Gemma, Granite, Cohere and Falcon-H1.
 _OF_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")

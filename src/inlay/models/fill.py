@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError
 from inlay.models.formats.stored import StoredLinear, StoredWeight
+from inlay.wording import first_line
 
 
 class Lazy:
@@ -61,9 +62,8 @@ def fill(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
     except Exception as error:
-        text = str(error).strip() or type(error).__name__
         raise ModelError(
-            f"{name}: the weights cannot be loaded: {text.splitlines()[0]}", code="model.unreadable_weights"
+            f"{name}: the weights cannot be loaded: {first_line(error)}", code="model.unreadable_weights"
         ) from error
     check_complete(name, report)
     model.config.name_or_path = name

@@ -55,6 +55,7 @@ from inlay.models.shapes import MODEL_DIRECTORY as MODEL_DIRECTORY
 from inlay.models.spec import ModelSpec, dtype_name
 from inlay.models.unshared import check_unquantized
 from inlay.models.weights import STOCK, WeightForm, prepare
+from inlay.wording import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -359,7 +360,7 @@ def _gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         raise
     except Exception as error:
         raise ModelError(
-            f"{file.name}: the tokenizer cannot be loaded: {_first_line(error)}", code="model.unreadable_tokenizer"
+            f"{file.name}: the tokenizer cannot be loaded: {first_line(error)}", code="model.unreadable_tokenizer"
         ) from error
 
 
@@ -378,7 +379,7 @@ def _read_model(
             )
     except Exception as error:
         raise ModelError(
-            f"{name}: the weights cannot be loaded: {_first_line(error)}", code="model.unreadable_weights"
+            f"{name}: the weights cannot be loaded: {first_line(error)}", code="model.unreadable_weights"
         ) from error
     model: PreTrainedModel
     model, report = read
@@ -407,10 +408,10 @@ def whole_config(name: str) -> PretrainedConfig:
     except Exception as error:
         if path.is_dir():
             raise ModelError(
-                f"{name}/config.json cannot be read: {_first_line(error)}", code="model.unreadable_config"
+                f"{name}/config.json cannot be read: {first_line(error)}", code="model.unreadable_config"
             ) from error
         said = hub_reason(error)
-        why = f": it {said}" if said else f" ({_first_line(error)}); other names are 'demo' and 'random:<shape>'"
+        why = f": it {said}" if said else f" ({first_line(error)}); other names are 'demo' and 'random:<shape>'"
         raise ModelError(
             f"{name} is neither a local directory nor a model that the hub would give{why}", code="model.not_found"
         ) from error
@@ -426,7 +427,7 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         said = None if Path(name).is_dir() else hub_reason(error)
-        why = f"{name} {said}" if said else f"{name}: the tokenizer cannot be loaded: {_first_line(error)}"
+        why = f"{name} {said}" if said else f"{name}: the tokenizer cannot be loaded: {first_line(error)}"
         raise ModelError(why, code="model.unreadable_tokenizer") from error
     if not tokenizer.is_fast:
         raise ModelError(
@@ -435,11 +436,6 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if tokenizer.chat_template is None:
         tokenizer.chat_template = processor_template(Path(name))
     return tokenizer
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].strip().rstrip(".")
 
 
 def stop_ids(loaded: LoadedModel) -> frozenset[int]:

@@ -25,6 +25,7 @@ from inlay.errors import ModelError
 from inlay.models.families import check_config
 from inlay.models.location import hub_file, part_names
 from inlay.models.multimodal import text_config
+from inlay.wording import first_line
 
 #: Weights without pickles, configurations, tokenizers and chat templates.
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
@@ -145,5 +146,4 @@ def _said(error: BaseException, revision: str | None) -> str | None:
 
 
 def _other_reason(error: Exception) -> str:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return f"could not be downloaded: {said}; what is here already is kept, so try again"
+    return f"could not be downloaded: {first_line(error)}; what is here already is kept, so try again"

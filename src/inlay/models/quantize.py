@@ -20,8 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from inlay.models import ops
 from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
-from inlay.models.formats.stored import GROUP as GROUP
-from inlay.models.formats.stored import Grid, SideBySide, StoredLinear, StoredWeight
+from inlay.models.formats.stored import GROUP, Grid, SideBySide, StoredLinear, StoredWeight
 from inlay.models.linear import FrozenLinear, MakeLinear, packed
 
 #: Bytes of converted weight at a time. Measured: 2 MiB and a whole weight are slower.

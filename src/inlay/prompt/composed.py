@@ -81,6 +81,10 @@ class RecomputedSpan:
     positions: tuple[int, ...]
     run: TokenRun
 
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
 
 @dataclass(frozen=True, slots=True)
 class NewSpan:
@@ -95,6 +99,10 @@ class NewSpan:
     start: int
     run: TokenRun | None = None
     instead: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
 
 
 ComposedPrompt = tuple[CachedSpan | RecomputedSpan | NewSpan, ...]
@@ -617,7 +625,7 @@ def expected_deviations(composed: ComposedPrompt, profiles: Profiles) -> dict[in
         if isinstance(part, CachedSpan) and not part.exact and part.spec.lossless.key in profiles:
             moved = profiles[part.spec.lossless.key][: part.length].astype(np.float32)
             moves[part.start] = moved * max(1, before - part.spec.before.tokens) ** _EXPONENT
-        before += part.length if isinstance(part, CachedSpan) else len(part.ids)
+        before += part.length
     return moves
 
 

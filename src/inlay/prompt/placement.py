@@ -328,7 +328,7 @@ class _PromptWalk:
         elif isinstance(item, MemberStart | SetEnd):
             self.border()
         elif isinstance(item, TurnStart):
-            self.start_turn(item)
+            self.start_turn()
         elif isinstance(item, TurnEnd):
             if self.turn == self.item_turn and self.in_turn:
                 self.in_turn = self.closed = False
@@ -350,7 +350,7 @@ class _PromptWalk:
         self.latest.positions.append(self.at)
         self.latest.characters.append(sum(map(len, self.pieces)))
 
-    def start_turn(self, start: TurnStart) -> None:
+    def start_turn(self) -> None:
         self.item_turn += 1
         if self.turn >= self.item_turn:
             return  # already placed as part of a run

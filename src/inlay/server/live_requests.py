@@ -30,7 +30,7 @@ _CLIENT_LEFT = 499
 
 
 class CheckedRequest(Protocol):
-    """A checked request; see ``requests.ServerRequest``."""
+    """A checked request; see ``completions.ServerRequest``."""
 
     @property
     def call(self) -> Call: ...

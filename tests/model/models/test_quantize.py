@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inlay import LLM, ParameterError, SamplingParams
 from inlay.models import ops, quantize
 from inlay.models.compiled_weight import can_compile
+from inlay.models.formats.stored import GROUP
 from inlay.models.load import load_model
-from inlay.models.quantize import GROUP, Int4Linear, Int8Linear, int4
+from inlay.models.quantize import Int4Linear, Int8Linear, int4
 from inlay.models.weights import WeightForm
 from tests.conftest import FAMILIES, tiny
 from tests.generated import examples

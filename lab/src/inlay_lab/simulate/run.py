@@ -94,7 +94,6 @@ class _Run:
         self._replicas = [
             Replica(f"replica-{number}", costs, self._first_token, self._end) for number in range(replicas)
         ]
-        self._by_name = {replica.name: replica for replica in self._replicas}
         self._router = make_router(router, self._replicas, costs, seed)
         self._timed = Timed(self._router)
         self._jobs: list[Job] = []

@@ -10,10 +10,10 @@ from transformers import AutoConfig, PretrainedConfig
 
 from inlay.errors import ModelError
 from inlay.models.formats.gguf_tokenizer import GGUFVocabulary
+from inlay.wording import first_line
 
 #: The factors of Llama 3's rotary scalings. A file holds only the resulting divisors.
 _LLAMA3_FACTORS = (8.0, 32.0)
-_ORIGINAL = "original_max_position_embeddings"
 #: llama.cpp's names of expert widths → names in configurations.
 _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -75,9 +75,8 @@ def config_of(file: Metadata) -> PretrainedConfig:
     except ModelError:
         raise
     except Exception as error:  # not a number, or refused by transformers
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"{file.name}: its configuration cannot be read: {reason[0].rstrip('.')}", code="model.unreadable_config"
+            f"{file.name}: its configuration cannot be read: {first_line(error)}", code="model.unreadable_config"
         ) from error
 
 
@@ -105,7 +104,7 @@ def _settings(file: Metadata) -> dict[str, Any]:
 
 
 def _size(file: Metadata, key: str) -> int | None:
-    """Return a size of the model; None for none, or for a 0 that need not be there.
+    """Return a size of the model; None if the file has no such key, or a 0 for an optional one.
 
     A list for all layers must hold equal values. Raises ModelError.
     """
@@ -117,7 +116,7 @@ def _size(file: Metadata, key: str) -> int | None:
     if isinstance(value, int) and 0 < value <= _LARGEST:
         return value
     raise ModelError(
-        f"{file.name}: {file.architecture}.{key} is {str(value)[:60]}, and one number from 1 to {_LARGEST} is read; "
+        f"{file.name}: {file.architecture}.{key} is {str(value)[:60]}; it must be one number from 1 to {_LARGEST}; "
         "give the folder of its Hugging Face checkpoint",
         code="model.unsupported_setting",
     )
@@ -148,7 +147,7 @@ def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
 
 
 def _check_layers(file: Metadata, count: int) -> None:
-    """Raise ModelError if a layer has no tensors, so that the stated number alone builds no layers."""
+    """Raise ModelError if a layer has no tensors. Otherwise a false block_count would build millions of layers."""
     held = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
     lacking = next((layer for layer in range(count) if str(layer) not in held), None)
     if lacking is not None:
@@ -261,7 +260,11 @@ def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
         )
     config.original_max_position_embeddings = int(context)
     factor = config.max_position_embeddings / int(context)
-    found: dict[str, Any] = {"rope_type": "longrope", "factor": factor, _ORIGINAL: int(context)}
+    found: dict[str, Any] = {
+        "rope_type": "longrope",
+        "factor": factor,
+        "original_max_position_embeddings": int(context),
+    }
     for key, name in tensors.items():
         found[key] = np.asarray(file.tensors[name].data, dtype=np.float32).tolist()
     if attention := file.said("{arch}.rope.scaling.attn_factor"):

@@ -25,7 +25,8 @@ from inlay.models.fill import Lazy, check_complete, fill, on_meta
 from inlay.models.formats.gguf_config import config_of
 from inlay.models.formats.gguf_header import GGUFHeader, GGUFTensor, read_header
 from inlay.models.formats.gguf_tokenizer import GGUFVocabulary, make_tokenizer
-from inlay.models.formats.stored import Grid, GridWeight, StoredWeight
+from inlay.models.formats.stored import Grid, StoredWeight
+from inlay.wording import first_line
 
 #: Common quantized types that ``gguf.quants`` unpacks.
 NARROW = (
@@ -59,8 +60,10 @@ class BlockWeight(StoredWeight):
         return torch.from_numpy(dequantize(self._blocks[first:last].numpy(), self._kind))
 
 
-class GridBlocks(BlockWeight, GridWeight):
+class GridBlocks(BlockWeight):
     """A weight in blocks on inlay's grid."""
+
+    on_grid = True
 
     def __init__(self, blocks: Tensor, kind: Any) -> None:
         super().__init__(blocks, kind)
@@ -267,7 +270,7 @@ class GGUFFile:
             return on_meta(config, dtype)
         except Exception as error:  # from transformers or torch
             raise ModelError(
-                f"{self.name}: its sizes ({self.architecture}.*) give no model: {_reason(error)}; download it again",
+                f"{self.name}: its sizes ({self.architecture}.*) give no model: {first_line(error)}; download it again",
                 code="model.unreadable_config",
             ) from error
 
@@ -371,10 +374,6 @@ def _header(path: Path) -> GGUFHeader:
         ) from error
     except (ValueError, OSError) as error:
         raise ModelError(
-            f"{path}: is damaged, cut short or no GGUF: {_reason(error)}; download it again", code="model.damaged_file"
+            f"{path}: is damaged, cut short or no GGUF: {first_line(error)}; download it again",
+            code="model.damaged_file",
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")

@@ -406,8 +406,8 @@ def _check_split(file: str, name: str | None) -> None:
     """
     if name is None:
         logger.warning(
-            "%s: does not say how text is split into tokens (tokenizer.ggml.pre), and is read with GPT-2's way, which "
-            "gives wrong ids where the model learned another; the folder of its Hugging Face checkpoint says it",
+            "%s: does not name how its tokenizer splits text (tokenizer.ggml.pre). GPT-2's split is used and may give "
+            "wrong ids; give the folder of its Hugging Face checkpoint, which names the split",
             file,
         )
     elif name not in _SPLITS:

@@ -82,15 +82,6 @@ class StoredWeight(ABC):
         return weight
 
 
-class GridWeight(StoredWeight):
-    """A weight with rows on the grid."""
-
-    on_grid = True
-
-    def dense(self, first: int, last: int) -> Tensor:
-        return self.grid(first, last).dense()
-
-
 class SideBySide(StoredWeight):
     """The concatenated outputs of several weights of the same inputs."""
 
