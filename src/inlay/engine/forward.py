@@ -18,6 +18,7 @@ from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.speculator import Draft
+from inlay.errors import InlayError
 from inlay.kv.offload.loader import Arrival
 from inlay.models.device import upload
 from inlay.sampling.sampler import PendingTokens
@@ -245,19 +246,22 @@ class InFlight:
         """Wait for the tokens and give them to their requests. Returns these requests.
 
         A draft token is accepted if it equals the token that the row before it has chosen. Then its KV belongs to the
-        answer, and its own row chooses the next token. The rows behind the first rejected token are dropped.
+        answer, and its own row chooses the next token. The rows behind the first rejected token are dropped. If a draft
+        token's row has no next token, it is rejected: the next pass computes it alone and tells the error.
         """
         if not self.requests:
             return []
         done: set[Request] = set()
-        for request, token, row in zip(self._rows, self._choice.wait(), self._logits, strict=True):
+        tokens = self._choice.wait()
+        for at, (request, token, row) in enumerate(zip(self._rows, tokens, self._logits, strict=True)):
             if request not in self.requests or request in done:
                 continue
             request.accept(row, token)
             number = self.accepted.get(request, -1) + 1
             self.accepted[request] = number
             draft = self.drafts.get(request)
-            if request.finished or draft is None or not agrees(draft, number, request.token_ids[-1]):
+            agreed = not request.finished and draft is not None and agrees(draft, number, request.token_ids[-1])
+            if not agreed or isinstance(tokens[at + 1], InlayError):
                 done.add(request)
             else:
                 request.decoded()

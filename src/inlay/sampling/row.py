@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from inlay.errors import InlayError
 from inlay.models.device import upload
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide, LaterGuide, allowed_bits
+
+#: A grammar is slow if it takes more seconds for a draft token. Its answer has no drafts for so many tokens.
+_SLOW_S, _PAUSE = 0.002, 32
 
 
 class BadWords:
@@ -172,6 +176,7 @@ class Row:
         self.seen = seen_of(params, prompt_ids) if seen is None else seen.copy()
         self._bad_words = None if self.rules.bad_words is None else self.rules.bad_words.copy()
         self.step = 0  # the number of tokens in the answer
+        self._no_draft_before = 0  # this step, because the grammar is slow
         self.settings = (
             0.0 if params.greedy else float(np.float32(1) / np.float32(params.temperature)),
             params.min_p,
@@ -194,17 +199,23 @@ class Row:
     def ahead(self, tokens: Sequence[int]) -> list[Row]:
         """Return the rows behind draft tokens: for each token, the row if it and those before it are chosen.
 
-        This row does not change.
-
-        The list is shorter if the grammar does not allow a token, or fails at it.
+        The list is shorter if the grammar does not allow a token, or fails at it. It is empty for a while after a
+        grammar took long.
         """
         rows: list[Row] = []
-        row = self
+        if self.step < self._no_draft_before:
+            return rows
+        row, began = self, time.perf_counter()
         for token in tokens:
             try:
                 row = row._branch()
                 row.take(token)
+                if row.guide is not None:
+                    row.guide.look_ahead()
             except InlayError:
+                break
+            if time.perf_counter() - began > (len(rows) + 1) * _SLOW_S:
+                self._no_draft_before = self.step + _PAUSE
                 break
             rows.append(row)
         return rows

@@ -69,45 +69,84 @@ class CompilerError(InlayError):
 class Guide:
     """The state of one answer in its grammar.
 
+    All copies of a compiled grammar share its lexer. Its work between two computations of the allowed tokens is
+    limited. If one copy exceeds a limit, all of them fail. An answer then goes on with a newly compiled grammar, once.
+
     Args:
         matcher: llguidance's state of the answer.
         forget: called if the library fails at the grammar, so that it is not cached for other answers.
+        remake: compiles the grammar again. None for a guide of draft tokens.
+        vocabulary: the width of the model's logits.
 
     Attributes:
-        failure: the library's error if it could not compute the next tokens; see ``allowed_bits``.
+        failure: the error if the next tokens could not be computed; see ``allowed_bits``.
+        bits: the next tokens, if they were computed ahead; see ``look_ahead``.
         beside: a second guide that the answer may follow instead. A token that only one of the two allows decides.
     """
 
-    def __init__(self, matcher: LLMatcher, forget: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        forget: Callable[[], None] | None = None,
+        remake: Callable[[], LLMatcher] | None = None,
+        vocabulary: int = 0,
+    ) -> None:
         self.matcher = matcher
-        self.failure: CompilerError | None = None
+        self.bits: npt.NDArray[np.uint32] | None = None
+        self.failure: InlayError | None = None
         self.beside: Guide | None = None
         self._forget = forget
+        self._remake = remake
+        self._vocabulary = vocabulary
+        self._taken: list[int] = []
 
     @property
     def complete(self) -> bool:
         """True if the answer is complete and only end-of-sequence may follow."""
-        return bool(self.matcher.is_stopped())
+        return bool(self.matcher.is_stopped() and not self.matcher.is_error())
 
     def copy(self) -> Guide:
         """Return a copy for another answer."""
-        return Guide(self.matcher.deep_copy(), self._forget)
+        made = Guide(self.matcher.deep_copy(), self._forget, self._remake, self._vocabulary)
+        made._taken = self._taken.copy()
+        return made
 
     def branch(self) -> Guide:
-        """Return a copy for tokens that the answer may not have. Its errors leave the cached grammar alone."""
+        """Return a copy for tokens that the answer may not have. Its errors leave the cached grammar alone.
+
+        Raises:
+            InlayError: if the library fails, or has failed before.
+        """
+        if self._remake is None and self._forget is not None:
+            raise _failed(_TOO_LARGE)
         with panics_told():
-            made = Guide(self.matcher.deep_copy())
+            made = Guide(self.matcher.deep_copy(), vocabulary=self._vocabulary)
         made.failure = self.failure
         return made
 
+    def look_ahead(self) -> None:
+        """Compute the next tokens now, and those of the guide beside. Raises InlayError.
+
+        Several draft tokens without it would exceed the lexer's limit.
+        """
+        for guide in (self, self.beside):
+            if guide is not None:
+                guide.bits = _bits([guide.matcher], self._vocabulary)[0]
+                if guide.matcher.is_error():
+                    raise _failed(_TOO_LARGE)
+
     def follows(self, token: int) -> bool:
         """Advance by a token. Returns False if the grammar forbids it. Then the guide must not be used again."""
+        self.bits = None
         try:
             with panics_told():
-                return bool(self.matcher.consume_token(token))
+                allowed = bool(self.matcher.consume_token(token))
         except CompilerError:
             self.forget()
             raise
+        if allowed and self._forget is not None:
+            self._taken.append(token)
+        return allowed
 
     def take(self, token: int) -> None:
         """Advance by a token.
@@ -115,13 +154,30 @@ class Guide:
         Raises:
             ParameterError: if the grammar does not allow the token, or is too complex.
         """
-        if not self.follows(token):
+        if not self.follows(token) and not (self.recover() and self.follows(token)):
             self.forget()
-            raise ParameterError(
-                f"structured_outputs: {_sentence(self.matcher.get_error())}", code="structured.failed_grammar"
-            )
+            raise _failed(_sentence(self.matcher.get_error()))
 
-    def fail(self, error: CompilerError) -> None:
+    def recover(self) -> bool:
+        """Compile the grammar again and return to the same place. Returns False if that fails, or was done before."""
+        remake, self._remake = self._remake, None
+        if remake is None:
+            return False
+        self.forget()
+        until = time.monotonic() + _MOST_REPLAY_S
+        try:
+            matcher = remake()
+            for token in self._taken:
+                _bits([matcher], self._vocabulary)  # so that the lexer may go on
+                with panics_told():
+                    if not matcher.consume_token(token) or time.monotonic() > until:
+                        return False
+        except (GrammarError, CompilerError):
+            return False
+        self.matcher = matcher
+        return True
+
+    def fail(self, error: InlayError) -> None:
         """Record that the library failed at this answer."""
         self.failure = error
         self.forget()
@@ -196,7 +252,7 @@ class Grammars:
                 place,
                 code="structured.invalid",
             ) from error
-        return Guide(matcher, forget)
+        return Guide(matcher, forget, lambda: self._compile(name, text)[0], self._vocabulary)
 
     def _forget(self, salt: str, key: tuple[str, str]) -> None:
         self._free(self._kept.drop(salt, key))
@@ -362,7 +418,8 @@ class _Kept:
 def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
     """The tokens that may come next, (guides, words), one bit each, the lowest first. Runs guides on several threads.
 
-    If the library fails at a guide, it allows no token and stores the error as ``failure``. Others in the pass go on.
+    If the library fails at a guide, and again at a newly compiled one, it allows no token and stores the error as
+    ``failure``. Others in the pass go on.
     """
     bits = _bits_of(guides, vocabulary)
     either = [place for place, guide in enumerate(guides) if guide.beside is not None]
@@ -373,13 +430,30 @@ def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uin
 
 def _bits_of(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
     """``allowed_bits`` without the guides beside."""
+    known = [guide.bits for guide in guides if guide.bits is not None]
+    if known:
+        bits = np.empty((len(guides), known[0].size), dtype=np.uint32)
+        bits[[guide.bits is not None for guide in guides]] = known
+        others = [guide for guide in guides if guide.bits is None]
+        if others:
+            bits[[guide.bits is None for guide in guides]] = _bits_of(others, vocabulary)
+        return bits
     try:
-        return _bits([guide.matcher for guide in guides], vocabulary)
+        bits = _bits([guide.matcher for guide in guides], vocabulary)
     except CompilerError as error:
         if len(guides) == 1:
             guides[0].fail(error)
             return np.zeros((1, -(-vocabulary // 32)), dtype=np.uint32)
         return np.concatenate([_bits_of([guide], vocabulary) for guide in guides])  # finds the failing guide
+    for place, guide in enumerate(guides):
+        if not guide.matcher.is_error():
+            continue
+        if guide.recover():
+            bits[place] = _bits_of([guide], vocabulary)[0]
+        else:  # the library allows end-of-sequence, which would end the answer as if it were complete
+            guide.fail(_failed(_TOO_LARGE))
+            bits[place] = 0
+    return bits
 
 
 def _bits(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.uint32]:
@@ -482,6 +556,10 @@ def _why_not(schema: Mapping[str, Any]) -> str | None:
     return _sentence(reports[0]) if wrong else None
 
 
+def _failed(reason: str) -> ParameterError:
+    return ParameterError(f"structured_outputs: {reason}", code="structured.failed_grammar")
+
+
 def _is_out_of_resources(report: str) -> bool:
     return any(said in report.lower() for said in _OUT_OF_RESOURCES)
 
@@ -499,6 +577,7 @@ def _sentence(report: str) -> str:
     return (said or lines)[0][:_REASON].rstrip(".")
 
 
+_MOST_REPLAY_S = 0.2  # for the tokens of an answer in a newly compiled grammar
 _BEFORE = 8  # tokens decoded in addition to the mark's own length
 
 

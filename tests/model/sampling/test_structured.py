@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,7 @@ from inlay import LLM, InlayError, ParameterError, SamplingParams
 from inlay.output import TextStream
 from inlay.sampling import structured
 from inlay.sampling.grammar_forms import too_large
+from inlay.sampling.row import Row
 from inlay.sampling.structured import Grammars, Guide, allowed_bits
 from tests.conftest import tiny
 from tests.raising import PanicException, raises
@@ -449,6 +451,64 @@ def test_panic_in_an_answer_ends_only_that_answer():
 
     with raises("structured.compiler_failed"):
         Guide(Matcher()).take(0)  # type: ignore[arg-type]
+
+
+#: Its lexer soon reaches the limit of its work, if the next tokens are not computed between two tokens.
+HEAVY = {"regex": r"[\s\S]*[\s\S]{901}a"}
+TEXT = "The quick brown fox. The component is part of it, and there are 940 lines of code. " * 8
+
+
+def exhausted(guide: Guide, ids: list[int]) -> llguidance.LLMatcher:
+    """A matcher that shares the lexer of a guide, and has exceeded its limit."""
+    matcher = guide.matcher.deep_copy()
+    assert not all(matcher.consume_token(token) for token in ids)
+    return matcher
+
+
+def test_answer_goes_on_with_a_new_grammar_once_the_shared_lexer_has_failed():
+    llm = LLM("demo", kv_memory="16MiB", store="off", profile="off")
+    tokenizer, vocabulary = llm.loaded.tokenizer, llm.loaded.spec.vocab_size
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    guide = Grammars(tokenizer, vocabulary, [0]).guide(HEAVY)
+    for token in ids[:3]:
+        guide.take(token)
+    expected = allowed_bits([guide], vocabulary)
+    failed = exhausted(guide, ids)
+    assert (allowed_bits([guide], vocabulary) == expected).all()
+    assert guide.failure is None
+    with raises("structured.failed_grammar"):  # drafts would do it again
+        guide.branch()
+    guide.take(ids[3])
+
+    lost = Guide(failed)
+    assert not allowed_bits([lost], vocabulary).any()  # the library allows end-of-sequence
+    assert not lost.complete
+    assert isinstance(lost.failure, ParameterError)
+    assert "takes too much work" in str(lost.failure)
+
+
+def test_long_drafts_stay_within_the_limit_of_a_lexer():
+    llm = LLM("demo", kv_memory="16MiB", store="off", profile="off")
+    ids = llm.loaded.tokenizer.encode(TEXT, add_special_tokens=False)
+    grammars = Grammars(llm.loaded.tokenizer, llm.loaded.spec.vocab_size, [0])
+    exhausted(grammars.guide(HEAVY, "another"), ids)
+    row = Row(SamplingParams(), 0, guide=grammars.guide(HEAVY))
+    assert len(row.ahead(ids)) == len(ids)
+
+
+def test_slow_grammar_has_no_drafts_for_a_while(monkeypatch):
+    llm = LLM("demo", kv_memory="16MiB", store="off", profile="off")
+    ids = llm.loaded.tokenizer.encode(TEXT, add_special_tokens=False)
+    row = Row(SamplingParams(), 0, guide=Grammars(llm.loaded.tokenizer, llm.loaded.spec.vocab_size, [0]).guide(HEAVY))
+    assert row.ahead(ids[:2])
+    real = Guide.follows
+    monkeypatch.setattr(Guide, "follows", lambda self, token: bool(time.sleep(0.01)) or real(self, token))
+    assert not row.ahead(ids[:2])
+    monkeypatch.setattr(Guide, "follows", real)
+    for number in range(32):
+        assert not row.ahead(ids[number : number + 2])
+        row.take(ids[number])
+    assert row.ahead(ids[32:34])
 
 
 class BrokenMatcher:
