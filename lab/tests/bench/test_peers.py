@@ -49,9 +49,15 @@ def test_vllm_is_timed_in_float32_beside_ours_in_bfloat16(python: Path) -> None:
     assert "skipped" not in measure_peers(setting)["columns"]["vllm-float32"]  # its stand-in accepts float32 alone
 
 
-def test_an_engine_that_fails_or_reads_no_form_of_the_model_is_left_out_with_the_reason(python: Path) -> None:
+def test_an_engine_that_fails_or_reads_no_form_of_the_model_is_left_out_with_the_reason(
+    python: Path, tmp_path: Path
+) -> None:
     engines = {"llama.cpp": python, "mistral.rs": python, "vllm": python, "openvino": python}
-    result = measure_peers(PeersSetting(model=DEMO, engines=engines, gguf=Path("/no/file.gguf"), **SMALL))
+    (tmp_path / "empty.gguf").touch()
+    setting, told = PeersSetting(model=DEMO, engines=engines, gguf=tmp_path / "empty.gguf", **SMALL), list[str]()
+    result = measure_peers(setting, tell=told.append)
+    assert sorted(sentence.partition(" ")[0] for sentence in told) == ["llama.cpp", "mistral.rs", "openvino"]
+    assert "install openvino-genai" in result["columns"]["openvino"]["skipped"]
     assert list(result["columns"]) == list(engines)
     assert "skipped" not in result["columns"]["vllm"]
     for engine in ("llama.cpp", "mistral.rs", "openvino"):
@@ -66,7 +72,7 @@ def test_the_command_prints_a_table_and_what_was_left_out(python: Path) -> None:
     words = ["peers", "--model", DEMO, "--dtype", "float32", "--cached", "24", "--new", "4", "--tokens", "3"]
     words += ["--batch", "2", "--runs", "1", "--engine", f"vllm={python}", "--engine", f"openvino={python}"]
     said = CliRunner().invoke(app, words)
-    assert said.exit_code == 0, said.output
+    assert said.exit_code == 1, said.output  # a column is missing
     assert "vllm 9.9" in said.output
     assert "first token behind 24 cached, ms" in said.output
     assert "openvino is left out" in said.output
@@ -82,12 +88,20 @@ def test_the_command_prints_a_table_and_what_was_left_out(python: Path) -> None:
         {"runs": 0},
         {"cached": ()},
         {"tokens": 0},
+        {"dtype": "float8"},
+        {"gguf": Path("/no/file.gguf")},
+        {"folder": Path("/no/folder")},
     ],
 )
 def test_wrong_options_are_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(ParameterError) as caught:
         PeersSetting(**({"model": DEMO, "engines": {}, **SMALL} | changes))
     assert "parameter" in (caught.value.code or "")
+
+
+def test_prompts_beyond_the_context_are_refused_before_an_engine_starts(python: Path) -> None:
+    with pytest.raises(ParameterError, match="do not fit the model's context"):
+        measure_peers(PeersSetting(model=DEMO, engines={"vllm": python}, **SMALL | {"cached": (10**6,)}))
 
 
 def test_words_stay_single_tokens_in_the_text() -> None:

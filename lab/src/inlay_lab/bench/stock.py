@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from inlay.client.base import Base
 from inlay.errors import CapacityError
 from inlay.models.interface import attention_implementation
-from inlay.models.load import load_model
+from inlay.models.load import LoadedModel, load_model
+from inlay.models.quantize import Int4Linear, Int8Linear
 from inlay.models.weight_size import weight_bytes as quantized_bytes
 
 _SLACK = 1.2  # memory of a running model over its weights
@@ -63,6 +64,12 @@ def bytes_read_per_token(config: PretrainedConfig, dtype: torch.dtype, quantizat
     tied = output is not None and output.weight is looked_up
     weights = sum(parameter.numel() for parameter in model.parameters())
     return int(weights if tied else weights - looked_up.numel()) * dtype.itemsize
+
+
+def is_quantized_file(loaded: LoadedModel) -> bool:
+    """True if a checkpoint or GGUF file has quantized weights and they are multiplied as they are."""
+    layers = (module for module in loaded.model.modules() if isinstance(module, Int8Linear | Int4Linear))
+    return loaded.form.quantization is None and next(layers, None) is not None
 
 
 def another_fits(config: PretrainedConfig, dtype: torch.dtype, copies: int = 1) -> bool:

@@ -39,7 +39,7 @@ from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
 from inlay.settings import check_choice
 from inlay.types import RequestOutput
-from inlay_lab.bench.engines.gguf_file import why_not
+from inlay_lab.bench.engines.gguf_file import OTHER_WEIGHTS, why_not
 from inlay_lab.bench.engines.peer import Peer, llama_cpp
 from inlay_lab.bench.floor import Rates
 from inlay_lab.bench.machine import (
@@ -53,7 +53,15 @@ from inlay_lab.bench.machine import (
     new_sender,
     part_of,
 )
-from inlay_lab.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
+from inlay_lab.bench.stock import (
+    another_fits,
+    check_another_fits,
+    exact_text,
+    fit,
+    is_quantized_file,
+    load_stock,
+    prefill,
+)
 from inlay_lab.bench.throughput.steps import Cost
 from inlay_lab.drawing import add_legend, figure_style
 
@@ -178,7 +186,7 @@ def _why_no_llama(setting: TTFTSetting, llm: LLM, dtype: str) -> str | None:
     if "llama.cpp" not in setting.baselines:
         return "not asked for"
     config = llm.loaded.model.config
-    if reason := why_not(config, dtype, setting.quantization):
+    if reason := OTHER_WEIGHTS if is_quantized_file(llm.loaded) else why_not(config, dtype, setting.quantization):
         return reason
     return None if another_fits(config, llm.loaded.model.dtype) else "there is no memory for one more model"
 

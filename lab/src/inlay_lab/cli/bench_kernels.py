@@ -206,8 +206,8 @@ def _decode_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
             table.add_row(name, "—", "—", "—", "—", cell["skipped"])
             continue
         rates = (number(cell["ms_per_token"]), number(cell["tokens_s"]), number(cell["gb_s"]))
-        of_floor = "—" if cell["of_floor"] is None else f"{cell['of_floor']:.0%}"
-        table.add_row(name, *rates, f"{cell['of_copy']:.0%}", of_floor)
+        shares = ("—" if cell[share] is None else f"{cell[share]:.0%}" for share in ("of_copy", "of_floor"))
+        table.add_row(name, *rates, *shares)
     yield title, table
     if floor := result["floor"]:
         parts = make_table(("weights, ms", "at GB/s", "products, ms", "at GFLOP/s", "KV, ms", "floor, ms"))

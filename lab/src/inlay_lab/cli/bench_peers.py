@@ -34,7 +34,7 @@ def peers(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of inlay's weights and vLLM's.")] = "bfloat16",
     cached: Annotated[
-        str, typer.Option(help="Cached tokens; the first number also cold and alone.")
+        str, typer.Option(help="Cached tokens. A prompt of the first number is also timed without a cache.")
     ] = "2048,1024,4096",
     new: Annotated[int, typer.Option(help="New tokens of a prompt.")] = 32,
     tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
@@ -59,10 +59,12 @@ def peers(
         runs=runs,
     )
     with token_progress("rounds") as progress:
-        result = measure_peers(setting, progress)
+        result = measure_peers(setting, progress, lambda sentence: print(f"inlay: {sentence}", file=sys.stderr))
     skipped = {name: column["skipped"] for name, column in result["columns"].items() if "skipped" in column}
     notes = [f"{name} is left out: {reason}" for name, reason in skipped.items()]
-    show(result, [(f"{model}, {dtype}", _table(result["columns"]))], as_json, notes)
+    show(result, [(f"{model}, {dtype}", _table(result["columns"], new, batch))], as_json, notes)
+    if skipped:
+        raise typer.Exit(1)
 
 
 def _parsed(text: str) -> tuple[str, Path]:
@@ -72,22 +74,22 @@ def _parsed(text: str) -> tuple[str, Path]:
     return name, Path(python)
 
 
-def _table(columns: dict[str, dict[str, Any]]) -> Table:
+def _table(columns: dict[str, dict[str, Any]], new: int, batch: int) -> Table:
     timed = {name: column for name, column in columns.items() if "skipped" not in column}
     table = make_table(("", *(f"{name} {column['version']}" for name, column in timed.items())))
     for row in next(iter(timed.values()), {}):
         if row != "version":
-            table.add_row(_title(row), *(number(column[row]) for column in timed.values()))
+            table.add_row(_title(row, new, batch), *(number(column[row]) for column in timed.values()))
     return table
 
 
-def _title(row: str) -> str:
+def _title(row: str, new: int, batch: int) -> str:
     kind, *count = row.split("_")
     return {
         "load": "ready after, s",
-        "cold": f"first token, {count[0]} tokens and new ones computed, ms",
+        "cold": f"first token, {count[0]} + {new} tokens computed, ms",
         "behind": f"first token behind {count[0]} cached, ms",
         "decode": f"one answer behind {count[0]}, ms/token",
-        "batch": f"answers at once behind {count[0]} shared, tokens/s",
+        "batch": f"{batch} answers at once behind {count[0]} shared, tokens/s",
         "peak": "peak memory, GiB",
     }[kind]

@@ -172,6 +172,10 @@ def _head_dim(config: PretrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+#: The reason to measure no llama.cpp beside a quantized file.
+OTHER_WEIGHTS = "it would run a random model in other bits; `inlay bench peers --gguf FILE` runs the file itself"
+
+
 def why_not(
     config: PretrainedConfig,
     dtype: str,

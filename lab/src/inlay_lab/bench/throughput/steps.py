@@ -20,7 +20,7 @@ from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.models.spec import dtype_name
 from inlay.slots import SlotRange as Slots
 from inlay_lab.bench.floor import Floor, Rates
-from inlay_lab.bench.stock import bytes_read_per_token
+from inlay_lab.bench.stock import bytes_read_per_token, is_quantized_file
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Cost:
         Args:
             longest: Tokens of the longest request.
         """
-        if llm.loaded.form.quantization is not None:
+        if llm.loaded.form.quantization is not None or is_quantized_file(llm.loaded):
             return None
         model: PreTrainedModel = llm.loaded.model
         config, dtype = model.config, model.dtype
