@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +23,10 @@ if TYPE_CHECKING:  # the libraries take seconds to load, and the unit tests need
 _CACHE = tempfile.TemporaryDirectory(prefix="inlay-tests-")
 os.environ["INLAY_CACHE_ROOT"] = _CACHE.name
 os.environ["INLAY_STORE"] = "off"  # a test that wants a store says so
+
+# A script starts its background jobs with Ctrl-C ignored, and so would be the processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Targets that try the same examples every time learn nothing from many; see tests/generated.py.
 settings.register_profile("ci", settings.get_profile("ci"), max_examples=25)

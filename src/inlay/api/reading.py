@@ -387,8 +387,8 @@ def _unsupported(given: Mapping[str, Any], form: type[StrictForm], endpoint: str
 
 
 def _nearest(name: str, form: type[StrictForm], rules: BodyRules) -> str | None:
-    """Return the accepted field with the nearest name; None if no name is near."""
-    known = (*form.model_fields, *rules.no_effect, *rules.ignored)
+    """Return the field with the nearest name, of those that are not ignored; None if no name is near."""
+    known = (*form.model_fields, *rules.no_effect)
     near = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_GUESSED else ()
     return near[0] if near else None
 
