@@ -74,6 +74,18 @@ def console_of(stream: TextIO) -> Console:
 
 
 _LINE_EVERY_S = 10.0  # without a terminal
+last_line = time.monotonic()  # when the last line about progress was printed, or this process began
+
+
+def _wait_s(every_s: float) -> float:
+    """The seconds until the next line. Short steps that follow each other count together."""
+    silent_s = time.monotonic() - last_line
+    return every_s - silent_s if silent_s < every_s else every_s
+
+
+def _said() -> None:
+    global last_line
+    last_line = time.monotonic()
 
 
 @contextmanager
@@ -84,9 +96,10 @@ def token_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     state, ended, began = [0, 0], threading.Event(), time.perf_counter()
 
     def lines() -> None:
-        while not ended.wait(_LINE_EVERY_S):
+        while not ended.wait(_wait_s(_LINE_EVERY_S)):
             counted = f": {state[0]:,} of {state[1]:,}" if state[1] else ""
             print(f"inlay: {what}{counted} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+            _said()
 
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
@@ -135,15 +148,17 @@ class LoadingLines:
             self._what = what
             if self._terminal:
                 self._say(f"loading {what}")
+                _said()
 
     def end(self) -> None:
         """Report nothing more."""
         self._over.set()
 
     def _repeat(self) -> None:
-        while not self._over.wait(self._every_s):
+        while not self._over.wait(_wait_s(self._every_s)):
             seconds = time.monotonic() - self._began
             self._say(f"still loading {self._what}{self._counted} ({seconds:.0f} s so far)")
+            _said()
 
 
 @contextmanager

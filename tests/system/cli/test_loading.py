@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -72,3 +73,15 @@ def test_commands_print_their_steps_on_a_terminal(command):
         os.close(main)
     steps = [said.find(f"loading the {what}".encode()) for what in ("libraries", "model")]
     assert -1 < steps[0] < steps[1], said
+
+
+def test_steps_in_silence_count_together(monkeypatch):
+    """Two steps of six seconds each are no silence of twelve."""
+    said: list[str] = []
+    told = threading.Event()
+    monkeypatch.setattr(output, "last_line", time.monotonic() - 598)
+    lines = LoadingLines(lambda line: (said.append(line), told.set()), terminal=False, every_s=600)
+    lines.report("the model")
+    assert told.wait(30)
+    lines.end()
+    assert said[0].startswith("still loading the model (")
