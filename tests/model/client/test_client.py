@@ -74,11 +74,12 @@ class Wire(SteppedEngine):
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:
         return self._inner.forget(request)
 
-    def pump(self) -> None:
+    def pump(self) -> bool:
         arriving, self._on_the_way = self._on_the_way, []
-        self._inner.pump()
+        more = self._inner.pump()
         for _, listener, data in arriving:
             listener(events_from_bytes(data))
+        return more or bool(self._on_the_way)
 
     def stats(self) -> EngineStats:
         return self._inner.stats()
