@@ -1,6 +1,7 @@
 """The header of a GGUF file, read once from the mapped file: metadata and the table of tensors.
 
-Every length is checked against the file's size before use, so a damaged or hostile file costs no more than its size.
+Every length is checked against the file's size before use, so a damaged or hostile file costs time and memory in
+proportion to its size.
 ``gguf.GGUFReader`` makes several numpy objects of each item, which takes seconds for a vocabulary.
 """
 
