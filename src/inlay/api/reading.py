@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -259,6 +259,7 @@ def _pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 Problem = tuple[str | None, str | None, str]  # field, code, sentence
 _LONGEST_GUESSED = 60  # characters; longer names are not compared with known ones
+_NEAR = 0.8  # the least similarity of an ignored field
 #: Ends of the types of parts with other content than text, such as "image_url" and "input_audio".
 _MEDIA = ("image", "image_url", "audio", "audio_url", "video", "video_url", "file")
 
@@ -387,10 +388,12 @@ def _unsupported(given: Mapping[str, Any], form: type[StrictForm], endpoint: str
 
 
 def _nearest(name: str, form: type[StrictForm], rules: BodyRules) -> str | None:
-    """Return the field with the nearest name, of those that are not ignored; None if no name is near."""
-    known = (*form.model_fields, *rules.no_effect)
+    """Return the field with the nearest name; None if no name is near. An ignored field must be very near."""
+    known = (*form.model_fields, *rules.no_effect, *rules.ignored)
     near = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_GUESSED else ()
-    return near[0] if near else None
+    if not near or (near[0] in rules.ignored and SequenceMatcher(None, name, near[0]).ratio() < _NEAR):
+        return None
+    return near[0]
 
 
 def _too_long(kept: dict[str, Any], form: type[StrictForm], rules: BodyRules) -> list[Problem]:

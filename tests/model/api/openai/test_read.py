@@ -85,6 +85,11 @@ def test_typo_is_rejected_with_the_nearest_field(name: str, near: str):
         read({**CHAT, name: 1})
 
 
+def test_no_ignored_field_is_suggested_for_a_setting_of_the_server():
+    with raises("unknown_field", BodyError, names="leave it out"):
+        read({**CHAT, "speculation": "off"})
+
+
 def test_unsupported_fields_differ_by_endpoint():
     assert set(UNSUPPORTED) & set(ChatBody.model_fields) == {"parallel_tool_calls", "tool_choice", "tools"}
     assert not set(UNSUPPORTED) & set(CompletionBody.model_fields)
