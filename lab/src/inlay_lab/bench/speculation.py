@@ -94,7 +94,8 @@ def measure_speculation(setting: SpeculationSetting, progress: Progress | None =
     loaded = LLM(setting.model, speculation="off", **common).loaded
     kept = ("dtype", "weights", "quantization", "device")
     shared = {name: value for name, value in common.items() if name not in kept}
-    rows, total = [], len(setting.tasks) * len(setting.batches)
+    rows: list[dict[str, Any]] = []
+    total = len(setting.tasks) * len(setting.batches)
     for batch in setting.batches:
         engines = {mode: LLM(loaded, speculation=mode, max_num_seqs=batch, **shared) for mode in SPECULATIONS}
         for task in setting.tasks:
