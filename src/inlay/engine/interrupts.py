@@ -45,6 +45,10 @@ class HeldInterrupts:
 
     def __exit__(self, *_: object) -> None:
         self._over = True  # a handler that could not be restored is called at once
+        if not self._came:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            return
         with ExitStack() as stack:  # each is restored and called, even if another one raises
             for number in self._came:
                 stack.callback(self._handlers[number], number, None)
