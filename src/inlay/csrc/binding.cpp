@@ -90,8 +90,8 @@ NB_MODULE(_kernel, m) {
   nb::class_<Attention>(m, "Attention", "A plan as the kernel's work.")
       .def("__init__",
            [](Attention* self, const Numbers& positions, const Numbers& slots, const Numbers& rows,
-              const Numbers& row_first, const Table<const int64_t>& stretches, const Numbers& stretch_first, const Numbers& growing,
-              const std::string& instruction_set, int threads) {
+              const Numbers& row_first, const Table<const int64_t>& stretches, const Numbers& stretch_first,
+              const Numbers& growing, const std::string& instruction_set, int threads) {
              const Variant& variant = variant_by_name(instruction_set);
              new (self) Attention(plan_of(positions, slots, rows, row_first, stretches, stretch_first, growing),
                                   variant, threads);

@@ -14,7 +14,8 @@ namespace inlay {
 namespace {
 
 Lists lists_of(const Column<const int64_t>& first, const Column<const int64_t>& ids, int64_t rows) {
-  require(static_cast<int64_t>(first.shape(0)) == rows + 1 && first(0) == 0, "a table of lists must have one border more than rows, from 0");
+  require(static_cast<int64_t>(first.shape(0)) == rows + 1 && first(0) == 0,
+          "a table of lists must have one border more than rows, from 0");
   for (int64_t row = 0; row < rows; ++row) require(first(row) <= first(row + 1), "the borders of lists must not fall");
   require(first(rows) == static_cast<int64_t>(ids.shape(0)), "the last border of lists must be the number of tokens");
   return {first.data(), ids.data()};
@@ -38,7 +39,8 @@ void choose_tokens(uint64_t address, bool bf16, int64_t stride, const Column<con
   const auto count = static_cast<int64_t>(rows), words = static_cast<int64_t>(bits.shape(1));
   require(penalties.shape(1) == 3 && biases.shape(0) == biased.shape(0) && counts.shape(0) == seen.shape(0),
           "biases and counts must have one number for each of their tokens");
-  require(vocabulary > 0 && vocabulary <= (int64_t{1} << 22) && stride >= vocabulary, "vocabulary must be 1 to 2^22, and stride at least as much");
+  require(vocabulary > 0 && vocabulary <= (int64_t{1} << 22) && stride >= vocabulary,
+          "vocabulary must be 1 to 2^22, and stride at least as much");
   for (int64_t row = 0; row < count; ++row)
     require(guided(row) < static_cast<int64_t>(bits.shape(0)) && (guided(row) < 0 || words * 32 >= vocabulary),
             "a guided row must name a row of bits, with a bit for each token");
@@ -64,7 +66,8 @@ void choose_tokens(uint64_t address, bool bf16, int64_t stride, const Column<con
 
 void random_bits(const Column<const uint64_t>& seeds, const Column<const uint64_t>& steps,
                  const Column<uint64_t>& bits) {
-  require(seeds.shape(0) == bits.shape(0) && steps.shape(0) == bits.shape(0), "seeds, steps and bits must have one number for each draw");
+  require(seeds.shape(0) == bits.shape(0) && steps.shape(0) == bits.shape(0),
+          "seeds, steps and bits must have one number for each draw");
   philox(seeds.data(), steps.data(), bits.data(), static_cast<int64_t>(bits.shape(0)));
 }
 

@@ -42,7 +42,7 @@ void bind_scan(nb::module_& m) {
            const Numbers& target, const std::string& instruction_set, int threads) {
           require(key_heads > 0 && value_heads % key_heads == 0, "value_heads must be a multiple of key_heads");
           require(key_width > 0 && key_width <= kMostKeyWidth && key_width % 4 == 0, "key_width must be a multiple of 4, at most 256");
-          require(value_width > 0 && value_width % kScanLanes == 0, "value_width must be a multiple of the lanes");
+          require(value_width > 0 && value_width % kScanLanes == 0, "value_width must be a multiple of 16");
           require(decays == 1 || decays == key_width, "decays must be 1 or key_width");
           const Spans spans = spans_of(first_piece, source, first, end, target, rows, slots);
           const DeltaScan scan{numbers(query),
@@ -71,9 +71,9 @@ void bind_scan(nb::module_& m) {
            int64_t slots, int64_t heads, int64_t width, int64_t groups, int64_t state_width, const Numbers& first_piece,
            const Numbers& source, const Numbers& first, const Numbers& end, const Numbers& target,
            const std::string& instruction_set, int threads) {
-          require(groups > 0 && heads % groups == 0, "heads for every group");
-          require(width > 0 && width % kScanChannels == 0, "a head's width");
-          require(state_width > 0 && state_width % kScanLanes == 0, "a state's width");
+          require(groups > 0 && heads % groups == 0, "heads must be a multiple of groups");
+          require(width > 0 && width % kScanChannels == 0, "width must be a multiple of 4");
+          require(state_width > 0 && state_width % kScanLanes == 0, "state_width must be a multiple of 16");
           const Spans spans = spans_of(first_piece, source, first, end, target, rows, slots);
           const StateSpaceScan scan{numbers(x),
                                     numbers(decay),
@@ -100,8 +100,8 @@ void bind_scan(nb::module_& m) {
            int64_t channels, int64_t kernel, int64_t stride, bool bf16, bool silu, const Numbers& first_piece,
            const Numbers& source, const Numbers& first, const Numbers& end, const Numbers& target,
            const std::string& instruction_set, int threads) {
-          require(channels > 0 && channels % kScanLanes == 0 && stride >= channels, "a number of channels");
-          require(kernel > 0 && kernel <= kMostKernel, "a kernel's width");
+          require(channels > 0 && channels % kScanLanes == 0 && stride >= channels, "channels must be a multiple of 16, and stride no less");
+          require(kernel > 0 && kernel <= kMostKernel, "kernel must be 1 to 8");
           const Spans spans = spans_of(first_piece, source, first, end, target, rows, slots);
           const Convolution convolution{reinterpret_cast<const void*>(x),
                                         numbers(weight),

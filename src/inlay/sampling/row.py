@@ -24,7 +24,7 @@ from inlay.models.device import upload
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide, LaterGuide, allowed_bits
 
-#: A grammar is slow if it takes more seconds for a draft token. Its answer has no drafts for so many tokens.
+#: A grammar is slow if it takes more CPU seconds for a draft token. Its answer has no drafts for so many tokens.
 _SLOW_S, _PAUSE = 0.002, 32
 
 
@@ -205,7 +205,7 @@ class Row:
         rows: list[Row] = []
         if self.step < self._no_draft_before:
             return rows
-        row, began = self, time.perf_counter()
+        row, began = self, time.thread_time()
         for token in tokens:
             try:
                 row = row._branch()
@@ -214,7 +214,7 @@ class Row:
                     row.guide.look_ahead()
             except InlayError:
                 break
-            if time.perf_counter() - began > (len(rows) + 1) * _SLOW_S:
+            if row.guide is not None and time.thread_time() - began > (len(rows) + 1) * _SLOW_S:
                 self._no_draft_before = self.step + _PAUSE
                 break
             rows.append(row)

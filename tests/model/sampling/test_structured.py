@@ -502,7 +502,14 @@ def test_slow_grammar_has_no_drafts_for_a_while(monkeypatch):
     row = Row(SamplingParams(), 0, guide=Grammars(llm.loaded.tokenizer, llm.loaded.spec.vocab_size, [0]).guide(HEAVY))
     assert row.ahead(ids[:2])
     real = Guide.follows
-    monkeypatch.setattr(Guide, "follows", lambda self, token: bool(time.sleep(0.01)) or real(self, token))
+
+    def slow(self: Guide, token: int) -> bool:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.01:
+            pass
+        return real(self, token)
+
+    monkeypatch.setattr(Guide, "follows", slow)
     assert not row.ahead(ids[:2])
     monkeypatch.setattr(Guide, "follows", real)
     for number in range(32):

